@@ -30,7 +30,6 @@ _HOP_BY_HOP = {b"connection", b"expect", b"keep-alive", b"te", b"trailer", b"tra
 _REPLACED = {b"traceparent", b"x-real-ip", b"x-request-id"}
 _KEYS = {b"authorization", b"x-api-key"}
 REPORT = "/unusable"
-"""Where the process tells its workers why search does not work."""
 _AWAY = "the process that keeps images does not answer"
 
 

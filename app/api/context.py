@@ -24,7 +24,6 @@ class RequestContext:
     """Request id, trace, timing and log fields of one request, and the state of its response."""
 
     accept = b""
-    """The `Accept` header, with repeated headers joined; empty if absent."""
     trace: TraceContext | None = None
     """The request's own span, or the caller's if tracing is off here; None if the request belongs to no trace."""
     status = 0
@@ -35,7 +34,6 @@ class RequestContext:
     """Limits of the body, whose time is also that of a response; set by the guards of model routes."""
     slow_request_ms = 0.0
     scopes: frozenset[str] | None = None
-    """The scopes of the caller's key; None until it is identified, or if no keys are configured."""
     scope = "detect"
     is_anonymous = False
     """Whether the headers have no API key, but the body may contain one."""
@@ -46,7 +44,6 @@ class RequestContext:
     caller = ANYBODY
     """The key once it is identified; before, and without keys, the client's address."""
     tenant = ""
-    """That of the caller's key: whose indexed images it searches and adds to."""
     is_body_received = False
     is_client_gone = False
     is_detail_logged = True

@@ -44,7 +44,6 @@ class Deployment(NamedTuple):
     has_page: bool = True
     dialects: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
-    """Origins whose pages may call the API; `*` is every origin."""
     workers: int = 1
     model_repository: Path = Path()
     has_faces: bool = False

@@ -7,7 +7,7 @@ from litestar.enums import HttpMethod
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from app.api.beside import SearchProcess
-from app.api.caller.check import require_any_key
+from app.api.caller.check import require_key
 from app.api.dependencies import Worker, WorkerResources
 from app.api.receiving.client_watch import has_body
 from app.api.routes import DOCS, SEARCH_DOCS, VERSION
@@ -38,5 +38,5 @@ async def ask_search(request: Request[Any, Any, Any], worker: Worker) -> ASGIApp
         path = request.scope["path"].removeprefix(VERSION).rstrip("/")
         raise NotOffered(f"{path} is off, because this gateway keeps no images; `nereid serve --search` turns it on")
     if has_body(dict(request.scope["headers"])):  # before it is received: the process's own refusal is read after it
-        require_any_key(request.scope, worker.keys)
+        require_key(request, worker.keys, None, is_dialect=False)
     return pass_on(worker)

@@ -75,16 +75,13 @@ class Target(NamedTuple):
     prefix: str = ""
     """Prepended to the path of a dialect, whose routes Litestar has below the dialect's name."""
     applies: Callable[[HTTPScope], bool] | None = None
-    """Predicate that selects requests for this target; None selects all. Other requests may match another target."""
 
 
 class RouteTable:
-    """Finds the route of a request before Litestar does. It distinguishes dialects that have the same path."""
+    """Finds the route of a request before Litestar does. Of several with the same path, the first one that applies gets it."""
 
     def __init__(self) -> None:
-        """Create an empty table. If several routes have the same path, the first one that applies gets the request."""
         self.paths: list[tuple[str, Target]] = []
-        """All paths as clients send them, in Litestar's syntax, and their targets."""
         self._fixed: dict[str, list[Target]] = {}
         self._others: list[tuple[re.Pattern[str], Target]] = []
 

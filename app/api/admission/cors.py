@@ -26,7 +26,6 @@ class CorsMiddleware:
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], litestar: Litestar) -> None:
-        """Allow the pages of these origins, or those of all if there is `*`, to use the routes of `litestar` through `app`."""
         self.app = app
         self._router = litestar.asgi_router
         self._config = CORSConfig([*origins], allow_methods=["GET", "HEAD", "POST"], expose_headers=_EXPOSED_HEADERS)

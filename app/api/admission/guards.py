@@ -9,13 +9,9 @@ If several checks fail, the response reports the first in this order:
     503  the model's circuit is open                                    `guard_circuit`
     429  the gateway is full                                            `check_capacity`
 
-The guards are Litestar's, in this order, and `guard_timing` is the last; `MODEL_GUARDS` lists them. `DispatchMiddleware` checks
-framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only if the key is valid, none is
-needed, or it may come with the body. An open circuit still takes precedence over the 429.
-
-A key in the body is checked by `admit_with_body`. Until then the request is anonymous: its body is limited to the size of one
-image, must arrive within two seconds, and counts against a budget that all anonymous requests share. So 408 and 429 may come
-before 401.
+`DispatchMiddleware` checks framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only if the
+key is valid, none is needed, or it may come with the body, which `admit_with_body` checks. Until then the request is anonymous: its
+body must arrive within two seconds, and counts against a budget that all anonymous requests share.
 """
 
 from collections.abc import Mapping
@@ -124,18 +120,13 @@ async def guard_payload(connection: Connection, route: ModelRoute) -> None:
 
 
 async def guard_circuit(connection: Connection, route: ModelRoute) -> None:
-    """Raise CircuitOpen if the circuit of the model that the request names is open everywhere."""
-    context = context_of(connection.scope)
+    """Raise CircuitOpen if the circuit of the model that the request names is open everywhere; start the stage timing."""
+    context, worker = context_of(connection.scope), worker_of(connection)
     if route.takes != "text" and context.model and not context.is_anonymous:  # who has no key yet learns nothing about models
-        worker_of(connection).pipeline.check_circuit(context.model)
-
-
-async def guard_timing(connection: Connection, _: ModelRoute) -> None:
-    """Set the slow-request threshold, and start the stage timing."""
-    context = context_of(connection.scope)
-    context.slow_request_ms = worker_of(connection).deployment.slow_request_ms
+        worker.pipeline.check_circuit(context.model)
+    context.slow_request_ms = worker.deployment.slow_request_ms
     context.timing.start_lap()
 
 
-MODEL_GUARDS = cast("list[Guard]", [guard_key, guard_payload, guard_circuit, guard_timing])
-"""The guards of every `ModelRoute`. They do not wait, but Litestar would run plain functions in threads."""
+# They do not wait, but Litestar would run plain functions in threads.
+MODEL_GUARDS = cast("list[Guard]", [guard_key, guard_payload, guard_circuit])

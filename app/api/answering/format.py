@@ -27,7 +27,6 @@ class ResponseInput(NamedTuple, Generic[Found]):
     found: Found
     image: bytes
     wanted: Any
-    """The parameters of the request: `format`, `boxes`, `image_id`, as far as its task has them."""
     context: RequestContext
     call: CallContext
     pipeline: Pipeline

@@ -111,7 +111,6 @@ class CocoResult(msgspec.Struct, frozen=True):
     bbox: tuple[float, float, float, float]
     score: float
     segmentation: Rle | list[list[float]] | UnsetType = UNSET
-    """The mask, or the corners of an oriented box."""
     keypoints: list[float] | UnsetType = UNSET
     """x, y in pixels and the confidence of each keypoint."""
 
@@ -168,7 +167,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
     has_labels: bool = False
     num_classes: int | None = None
     input_shape: list[int] | None = None
-    """Shape of one image, without the batch dimension."""
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -203,7 +201,6 @@ class ModelList(msgspec.Struct, frozen=True):
     models: list[ModelInfo]
     total: int
     data: list[ModelCard]
-    """The ready models; the default model is first if it is ready."""
     object: Literal["list"] = "list"
     triton_status: Literal["READY"] = "READY"
     """Constant: without Triton the response is 503."""

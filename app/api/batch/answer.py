@@ -30,7 +30,6 @@ class Placed(msgspec.Struct, kw_only=True):
 
     filename: str | UnsetType | None = UNSET
     image_index: int | UnsetType = UNSET
-    """Position in the request, from 0."""
 
     def totals(self) -> Mapping[str, int]:
         """Return what the image adds to the sums over a batch."""
@@ -77,7 +76,6 @@ class BatchResponse(Documents, frozen=True, kw_only=True):
 
     results: list[BatchResult]
     model: ModelUsed | None
-    """The model that produced the results; null if all images failed."""
 
 
 class ImagesAnswer(Generic[R, T]):
@@ -88,7 +86,6 @@ class ImagesAnswer(Generic[R, T]):
     ) -> None:
         """Prepare for a number of images; `convert` makes what is kept of each, as soon as it is done: None keeps the result."""
         self.totals: Counter[str] = Counter()
-        """Sums over the images that succeeded, by what they count; part of the log."""
         self.converted: dict[int, T] = {}
         self.problems: dict[int, Problem] = {}
         self.model: ModelUsed | None = None

@@ -32,7 +32,6 @@ MODEL: Asking[Any, Any] = Asking(
     ),
     lambda _, pipeline, image, wanted, call: pipeline.run(image, wanted.options, call),
 )
-"""Asks the model that the parameters name, or the default model of their task."""
 
 
 def by_cascade(choose: Callable[[WorkerResources, P], Cascade]) -> Asking[P, CascadeAnswer]:

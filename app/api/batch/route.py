@@ -76,7 +76,6 @@ class Writer(NamedTuple):
     """Encodes the result of the image with an index; also returns what it adds to the sums over the batch."""
     finish: Callable[[ImagesAnswer[Any, bytes]], bytes]
     encode_failure: Callable[[int, Problem], bytes] | None = None
-    """Of a response in lines."""
 
 
 MakeWriter = Callable[[P, Sequence[str | None], str], Writer]

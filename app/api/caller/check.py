@@ -39,20 +39,15 @@ def guard_scope(keys: ApiKeys | None, wanted: str) -> Guard:
     return guard
 
 
-def require_key(connection: Connection, keys: ApiKeys | None, wanted: str, *, is_dialect: bool) -> None:
-    """Raise Unauthorized unless the headers have exactly one key, a valid one, and Forbidden if it does not have the scope."""
+def require_key(connection: Connection, keys: ApiKeys | None, wanted: str | None, *, is_dialect: bool) -> None:
+    """Raise Unauthorized unless the headers have exactly one key, a valid one, and Forbidden if it does not have this scope."""
     if keys is None:
         return
     context = context_of(connection.scope)
     if context.scopes is None:
         _identify(_key_headers(connection.scope, is_dialect=is_dialect), keys, context)
-    require_scope(context, keys, wanted)
-
-
-def require_any_key(scope: HTTPScope, keys: ApiKeys | None) -> None:
-    """Raise Unauthorized unless the headers have exactly one key, a valid one with whatever scope."""
-    if keys is not None:
-        _identify(_key_headers(scope, is_dialect=False), keys, context_of(scope))
+    if wanted is not None:
+        require_scope(context, keys, wanted)
 
 
 def require_scope(context: RequestContext, keys: ApiKeys | None, wanted: str) -> None:

@@ -47,7 +47,6 @@ class ApiKey(NamedTuple):
 
     id: str
     digests: tuple[bytes, bytes]
-    """SHA-256 of the accepted secrets; the same digest twice if there is only one secret."""
     scopes: frozenset[Scope]
     caller: Caller
     tenant: str = ""
@@ -69,7 +68,6 @@ class ApiKeys:
     """The keys in a file, which is read again when it changes; while it is invalid, the last valid keys of the host are used."""
 
     def __init__(self, path: Path) -> None:
-        """Read the keys; raise KeysError if the file is not valid, and has not been while this host has run."""
         self._file = last_valid.WatchedFile("api_keys", path, partial(load, path))
         # Used for unknown ids, so that the comparison takes the same time.
         self._nobody = ApiKey("", (secrets.token_bytes(_SECRET_BYTES), secrets.token_bytes(_SECRET_BYTES)), frozenset(), ANYBODY)
@@ -91,7 +89,7 @@ class ApiKeys:
 
 
 def load(path: Path) -> dict[str, ApiKey]:
-    """Read a file of keys, or recall the last valid ones of this host; return them by id. Raise KeysError if there are none."""
+    """Read a file of keys, or recall the last valid ones of this host, by id; raise KeysError if there are none."""
     return last_valid.load("api_keys", str(path), partial(_read, path), dict[str, ApiKey], KeysError)
 
 

@@ -47,13 +47,10 @@ _NAMED = 20
 _FRIGATE_ROWS = 20
 """Maximum number of objects that Frigate's detector can take."""
 _MODULE = {"moduleId": "nereid", "moduleName": "Nereid", "processedBy": "localhost"}
-"""CodeProject.AI's additions that are the same in all responses."""
-_SIDES = ("x_min", "y_min", "x_max", "y_max")
 
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
     min_confidence: Fraction | Literal[""] = ""
-    """Empty as if it were missing: 0.4."""
     url: str | None = None
     classes: str | None = None
     """Names or ids, separated by commas. Not part of DeepStack; for Frigate, which drops all objects after an unknown label."""
@@ -159,14 +156,8 @@ async def update_available() -> dict[str, Any]:
     """Report that there is no update. Clients request this before they show the service as working."""
     numbers = dict(zip(("major", "minor", "patch"), map(int, __version__.split(".")[:3]), strict=True))
     version = {**numbers, "preRelease": "", "securityUpdate": False, "build": 0, "file": "", "releaseNotes": ""}
-    return {
-        "success": True,
-        "message": "",
-        "version": None,
-        "current": version,
-        "latest": version,
-        "updateAvailable": False,
-    }
+    versions = {"version": None, "current": version, "latest": version, "updateAvailable": False}
+    return {"success": True, "message": "", **versions}
 
 
 def parse_one(data: bytes, content_type: str, kind: type[DialectParameters]) -> ParsedBatch:
@@ -192,7 +183,7 @@ def to_predictions(command: str, given: ResponseInput[Detections]) -> dict[str, 
 
 def to_prediction(confidence: float, box: Sequence[float], label: str | None) -> dict[str, Any]:
     """Describe an object; corners in whole pixels of the upright image."""
-    sides = {side: round(at) for side, at in zip(_SIDES, box, strict=True)}
+    sides = {side: round(at) for side, at in zip(("x_min", "y_min", "x_max", "y_max"), box, strict=True)}
     return {"confidence": confidence, **({} if label is None else {"label": label}), **sides}
 
 

@@ -23,7 +23,7 @@ from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.caller.check import require_key
 from app.api.dependencies import WorkerResources
 from app.api.detect import handle_image
-from app.api.parameters.parse import Fraction, ModelParameters, Pairs
+from app.api.parameters.parse import ModelParameters, Pairs
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import receiving
@@ -33,7 +33,7 @@ from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
-from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions, Reader
+from app.pipeline.call import CallContext, DetectOptions, Reader
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
 
@@ -92,23 +92,6 @@ class DialectParameters(ModelParameters, frozen=True, kw_only=True):
 
     ignores_unknown: ClassVar[bool] = True
     api_key: Annotated[str | None, Meta(description="The API key, if no header has it.")] = None
-
-    @property
-    def options(self) -> DetectOptions:
-        """The options of the detection."""
-        raise NotImplementedError
-
-
-class ConfidenceParameters(DialectParameters, frozen=True, kw_only=True):
-    """Parameters of dialects with a minimum score; subclasses set its name and default."""
-
-    kind: ClassVar[type[DetectOptions]] = DetectOptions
-    confidence: Fraction = 0.5
-
-    @property
-    def options(self) -> DetectOptions:
-        """The options of the detection."""
-        return self.kind(self.model, self.confidence, None, MAX_DETECTIONS, version=self.version)
 
 
 async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
@@ -174,11 +157,3 @@ async def detectors(
         with suppress(GatewayError):  # it cannot be used; `/models` reports the reason
             specs.append(await pipeline.spec(name))
     return [spec for spec in specs if spec.head.task in tasks]
-
-
-async def find_detector(pipeline: Pipeline, options: DetectOptions, call: CallContext) -> ModelSpec:
-    """Return the model that options name, or the default model of their task; raise WrongTask if the dialect lacks its task."""
-    name = options.model or pipeline.default_for(options.task)
-    spec = await pipeline.prepare(pipeline.refer_to(name, options.version), call.deadline, call.caller)
-    options.reader(spec)
-    return spec

@@ -37,7 +37,6 @@ from app.pipeline.results import Classifications, Embedding, TaskResult
 from app.pipeline.tensors import run_tensor
 from app.resilience.lease import Lease
 
-_EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
 _METHODS = {"config": "ModelConfig", "stats": "ModelStatistics"}
 _LENGTH = b"inference-header-content-length"
 _MODEL = "/v2/models/{model:str}"
@@ -133,7 +132,8 @@ def _to_outputs(found: TaskResult, *, is_batch: bool) -> dict[str, NDArray[Any]]
 async def server(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """Describe the server."""
     require_key(request, worker.keys, "detect", is_dialect=True)
-    return {"name": "nereid", "version": __version__, "extensions": _EXTENSIONS}
+    extensions = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+    return {"name": "nereid", "version": __version__, "extensions": extensions}
 
 
 @get(["/v2/health/live", "/v2/health/ready"])

@@ -34,7 +34,6 @@ class Parameters(msgspec.Struct, frozen=True):
     confidence: Fraction = 0.25
     iou: Fraction | None = None
     max_detections: Annotated[int, Meta(ge=1, le=MAX_DETECTIONS)] = 100
-    """For a classifier, the maximum number of classes."""
 
 
 class _TensorParameters(msgspec.Struct, frozen=True):
@@ -74,7 +73,6 @@ class InferRequest(NamedTuple):
     chosen: Parameters
     id: dict[str, str]
     parameters: Pairs = ()
-    """There are none for `receiving`."""
 
     @classmethod
     def parse(cls, data: bytes, header_length: str) -> "InferRequest":

@@ -21,7 +21,7 @@ from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.caller.check import require_key
 from app.api.dependencies import Worker, WorkerPipeline
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, answer_each, detectors
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, answer_each, detectors
 from app.api.parameters.parse import Fraction
 from app.api.receiving.body import parse_document
 from app.api.receiving.content_type import JSON, body_type
@@ -29,15 +29,19 @@ from app.api.reports.models import list_models
 from app.api.routes import ModelRoute, route_of
 from app.errors import MalformedRequest, ModelNotReady, UnsupportedMediaType
 from app.model.reference import split_reference
-from app.pipeline.call import CallContext
+from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions
 from app.pipeline.results import Detections
 
 _EXAMPLE = '{"input": [{"type": "image_url", "url": "data:image/jpeg;base64,..."}], "threshold": 0.4}'
 _EXPECTED = f"expected a JSON object such as {_EXAMPLE}"
 
 
-class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
+class _Parameters(DialectParameters, frozen=True, kw_only=True):
     confidence: Fraction = msgspec.field(default=0.25, name="threshold")
+
+    @property
+    def options(self) -> DetectOptions:
+        return DetectOptions(self.model, self.confidence, None, MAX_DETECTIONS, version=self.version)
 
 
 class _Image(msgspec.Struct):

@@ -33,7 +33,6 @@ from app.api.dialects.dialect import (
     OptionsByModel,
     answer_each,
     detectors,
-    find_detector,
 )
 from app.api.dialects.roboflow_answers import TASK_TYPES, to_description, to_inference
 from app.api.dialects.roboflow_images import EXAMPLE, InferenceBody
@@ -59,7 +58,6 @@ _MODEL_ID = re.compile(r"([^/]*)(?:/([1-9][0-9]{0,17}))?")
 _V0 = "/{model:str}/{version:int}"
 
 Usual = Literal["best", "default"]
-"""Names of thresholds that Roboflow tunes per model; here they select the default threshold."""
 
 
 class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
@@ -156,7 +154,10 @@ async def add_model(request: AnyRequest, worker: Worker, pipeline: WorkerPipelin
         return ParsedBody(b"", parse_document(data, "image", kind, f"expected a JSON object such as {EXAMPLE}")[1])
 
     async with receiving(request, worker, _ModelParameters, parse, may_be_empty=True) as (_, _, wanted, call):
-        spec = await find_detector(pipeline, wanted.options, call)
+        options = wanted.options
+        model = pipeline.refer_to(options.model or pipeline.default_for(options.task), options.version)
+        spec = await pipeline.prepare(model, call.deadline, call.caller)
+        options.reader(spec)  # raises WrongTask if the dialect lacks its task
     others = [
         one for one in await detectors(request, worker, pipeline, TASK_TYPES) if one.pinned.reference != spec.pinned.reference
     ]

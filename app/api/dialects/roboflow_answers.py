@@ -18,7 +18,6 @@ TASK_TYPES: dict[Task, str] = {
     "segmentation": "instance-segmentation",
     "pose": "keypoint-detection",
 }
-"""Roboflow's names of tasks; it has no oriented boxes."""
 _SCORE_DIGITS = 4
 
 

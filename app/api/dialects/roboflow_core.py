@@ -35,7 +35,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     url: str | None = None
 
     @property
-    def options(self) -> TaskOptions[Embedding]:  # type: ignore[override]  # only of the routes for vectors
+    def options(self) -> TaskOptions[Embedding]:  # only of the route for vectors
         return TaskOptions("embedding", "clip")
 
 

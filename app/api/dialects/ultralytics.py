@@ -24,7 +24,7 @@ from app.api.answering.native import objects, rounded, to_scores
 from app.api.caller.check import require_key
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerPipeline
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, OptionsByModel, detect
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, OptionsByModel, detect
 from app.api.parameters.parse import Fraction
 from app.api.receiving.body import FILE_FIELDS, parse_body
 from app.api.receiving.content_type import JSON, media_type
@@ -33,7 +33,7 @@ from app.api.routes import ModelRoute
 from app.model.heads import ClassificationHead
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
-from app.pipeline.call import DetectOptions, Reader, TaskOptions
+from app.pipeline.call import MAX_DETECTIONS, DetectOptions, Reader, TaskOptions
 from app.pipeline.results import Classifications, Detections
 
 # Of `Results.obb.xyxyxyxy`: bottom right, top right, top left and bottom left, if the box is not turned.
@@ -50,8 +50,7 @@ class _Options(OptionsByModel):
         return super().reader(spec)
 
 
-class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
-    kind = _Options
+class _Parameters(DialectParameters, frozen=True, kw_only=True):
     url: str | None = None
     confidence: Fraction = msgspec.field(default=0.25, name="conf")
     iou: Fraction | None = None
@@ -62,7 +61,8 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> DetectOptions:
-        return super().options._replace(iou=self.iou, lowers_iou=True, default_iou=0.7)
+        limit, version = MAX_DETECTIONS, self.version
+        return _Options(self.model, self.confidence, None, limit, self.iou, version=version, lowers_iou=True, default_iou=0.7)
 
 
 @ModelRoute(["/predict", "/api/models/{model:str}/predict", "/v1/predict/{model:str}"], key_in="query")

@@ -10,7 +10,7 @@ from msgspec import Meta
 from app.api.answering import drawn, native, vectors
 from app.api.answering.format import Format
 from app.api.answering.schema import BoxFormat
-from app.api.parameters.parse import ModelParameters, Pairs, Parameters, names, parse_parameters, split_classes
+from app.api.parameters.parse import Fraction, ModelParameters, Pairs, Parameters, names, parse_parameters, split_classes
 from app.cascade.definition import Cascade
 from app.errors import InvalidParameter, UnknownModel, WrongTask
 from app.model.heads import DetectionHead, Task
@@ -26,7 +26,6 @@ DETECTIONS = (native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, native.COCO_RESULT
 CLASSIFICATIONS = (native.CLASSES_JSON,)
 
 _MAX_ID = 2**53
-"""JavaScript represents integers up to this value exactly."""
 MAX_ID_LENGTH = 256
 ImageId = Annotated[
     str | None, Meta(description=f"Id of the image in the index, 1 to {MAX_ID_LENGTH} printable characters. Default: a new one.")
@@ -48,11 +47,11 @@ class DetectionParameters(ModelParameters, frozen=True, forbid_unknown_fields=Tr
     masks: ClassVar[Literal["polygon", "rle", "png", "none"]] = "polygon"
     repeatable = frozenset({"classes"})
 
-    confidence: Annotated[
-        float, Meta(ge=0, le=1, description="Minimum confidence of a detection. Most models report none below 0.05.")
-    ] = 0.25
+    confidence: Annotated[Fraction, Meta(description="Minimum confidence of a detection. Most models report none below 0.05.")] = (
+        0.25
+    )
     iou: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None,
+        Fraction | None,
         Meta(
             description="Overlap, as intersection over union, above which only the better of two boxes of a class is returned. "
             "Default: that of the model; none for a model that finds each object once. "
@@ -156,7 +155,7 @@ class ClassifyParameters(ModelParameters, frozen=True, forbid_unknown_fields=Tru
     top_k: Annotated[
         int, Meta(ge=1, le=1000, description="Maximum number of classes; those with the highest confidence are returned.")
     ] = 5
-    confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a class.")] = 0.0
+    confidence: Annotated[Fraction, Meta(description="Minimum confidence of a class.")] = 0.0
     format: Annotated[Literal["json"] | None, Meta(description="For classes: `json`.")] = None
 
     @property
@@ -214,7 +213,6 @@ class TaskForm(NamedTuple):
     parameters: type[Parameters]
     formats: tuple[Format, ...]
     results: str
-    """Name of the results; the log field with their number."""
     batch: type[BatchParameters] | None = None
 
 
@@ -243,7 +241,6 @@ FORMS: dict[Task, TaskForm] = {
     "classification": TaskForm(ClassifyParameters, CLASSIFICATIONS, "classifications"),
     "embedding": TaskForm(EmbedParameters, (vectors.JSON,), "embeddings"),
 }
-"""The tasks that a request can ask one model for; those with text are steps of a cascade."""
 
 
 class _CommonParameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -254,7 +251,6 @@ class PathModel:
     """Parses the parameters in the query that all tasks share, and finds out the task of the model."""
 
     def __init__(self, name: str, query: Pairs, pipeline: Pipeline) -> None:
-        """Refer to the model with this name, in the version that the query names; errors are those of `parse_parameters`."""
         common = [("model", name), *(pair for pair in query if pair[0] in names(_CommonParameters))]
         self.common: Any = parse_parameters(common, _CommonParameters)
         self._reference = pipeline.refer_to(name, self.common.version)
@@ -282,7 +278,6 @@ class PathCascade(PathModel):
     """Parses the parameters for a cascade: those that the model of its first step has."""
 
     def __init__(self, cascade: Cascade, query: Pairs, pipeline: Pipeline) -> None:
-        """Refer to the first model; errors are those of `PathModel`."""
         name, version = split_reference(cascade.model)
         self.in_path: Pairs = [("model", name), *([("version", version)] if version else [])]
         self._confidence = next(iter(cascade.steps.values())).confidence

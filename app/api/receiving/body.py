@@ -29,19 +29,16 @@ _COUNTED_BYTES = 1 << 20
 _PER_ESCAPE = 16
 # Characters that URL-encoded base64 or a data URL may have escaped. A general unescape would build a list of all escapes.
 _ESCAPED = b"+/=,:; \r\n"
-_SPACES = b" \t\r\n"
 _STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
 
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
     bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
 )
 _MEMBERS = "a string, a finite number, true, false, or a list of at most 1000 strings or integers"
-_NULL = msgspec.Raw(b"null")
 # Names of the image in other services, in lower case and without punctuation.
 _OTHER_NAMES = {"image", "images", "imagebase", "imagedata", "imagefile", "img", "file", "files", "picture", "photo", "data"}
 _EXPECTED = f"{FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r})"
 _MAX_MEMBER_BYTES = 1 << 16
-_JPEG_OR_PNG = (b"\xff\xd8\xff", b"\x89PNG")
 _CURL = 'curl --data-binary @image.jpg -H "Content-Type: image/jpeg"'
 # Memory for parsing a body, relative to its size: multipart holds the image in pieces and joined; base64 is held as text, as text
 # without white space, and decoded.
@@ -58,7 +55,6 @@ class ParsedBody(NamedTuple):
 
     image: bytes
     parameters: Pairs
-    """Name and value of each parameter in the body. The URL of an image is the parameter `url`."""
 
 
 def needs_parsing(content_type: str, encoding: str = "") -> bool:
@@ -147,7 +143,7 @@ def _is_form(data: bytes) -> bool:
     """Return whether a body that curl declares as a form is one, which is ASCII; otherwise it is the image itself."""
     if data.isascii() and b"\0" not in data:
         return True
-    if data.startswith(_JPEG_OR_PNG) and not any(byte in data for byte in b"\0\r\n"):
+    if data.startswith((b"\xff\xd8\xff", b"\x89PNG")) and not any(byte in data for byte in b"\0\r\n"):
         raise MalformedRequest(f"the body has lost its zeros and line breaks, as `curl --data` does it; use {_CURL}")
     return False
 
@@ -184,7 +180,7 @@ def parse_document(data: bytes, content: str, kind: type[Parameters], example: s
         raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {content}")
     if not kind.ignores_unknown:
         _refuse_repeated(document, found, [value for value in members.values() if value])
-    given = [(name, value) for name, value in members.items() if value and not (kind.ignores_unknown and value == _NULL)]
+    given = [(name, value) for name, value in members.items() if value and not (kind.ignores_unknown and bytes(value) == b"null")]
     return found, [
         (name, bytes(value).decode())
         if name in kind.documents and kind_of(value) != "a string"
@@ -292,7 +288,7 @@ def decode_base64(encoded: str) -> bytes:
     try:
         text = bytearray(encoded, "ascii")
         del text[:start]
-        text = text.translate(_STANDARD_ALPHABET, _SPACES)
+        text = text.translate(_STANDARD_ALPHABET, b" \t\r\n")
         text += b"=" * (-len(text) % 4)
         return a2b_base64(text, strict_mode=True)
     except ValueError as error:  # not ASCII, or not base64

@@ -109,20 +109,12 @@ async def _receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         content = parse(image, "", kind)
     # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
-    deadline, allows_truncated = Deadline(received_at + seconds), wanted.truncated == "allow"
     uses_cache = pipeline.cache is not None and getattr(wanted, "use_cache", True)
     uses_cache = uses_cache and "no-store" not in header_of(scope, b"cache-control").lower()
-    call = CallContext(
-        deadline,
-        context.timing,
-        context.request_id,
-        context.caller,
-        trace,
-        allows_truncated=allows_truncated,
-        uses_cache=uses_cache,
-    )
+    further: dict[str, Any] = {"trace": trace, "allows_truncated": wanted.truncated == "allow", "uses_cache": uses_cache}
     if pipeline.router is not None:
-        call = call._replace(route_key=header_of(scope, b"x-route-key"), after_answer=context.after_answer)
+        further |= {"route_key": header_of(scope, b"x-route-key"), "after_answer": context.after_answer}
+    call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.caller, **further)
     return content, wanted, call  # type: ignore[possibly-undefined]  # set for a body and for a url
 
 

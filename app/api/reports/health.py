@@ -21,12 +21,10 @@ from app.model.spec import ModelSpec
 from app.pipeline.pipeline import Pipeline
 from app.routing.router import Router
 from app.triton.backend import TritonBackend
-from app.triton.client import TritonClient
 from app.triton.gpu import Gpu, read_gpus
 from app.triton.pool import TritonPool
 
 _STATES = ("ready", "not_ready", "unreachable")
-"""States of a Triton, the best first."""
 _UNREACHABLE = "Triton unavailable"
 """Literally what clients of the system that this one follows look for."""
 
@@ -39,7 +37,6 @@ class ServerHealth(msgspec.Struct, frozen=True):
     address: str
     """`host:port` of its gRPC endpoint."""
     status: Literal["ready", "not_ready", "unreachable"]
-    """State of the default model on this Triton."""
     version: str | None
     transport: Literal["shm", "inline"]
     left_out: list[str]
@@ -81,7 +78,6 @@ class Health(msgspec.Struct, frozen=True):
     api: Literal["healthy"]
     triton: Literal["healthy", "unhealthy"]
     detail: str | None
-    """Why no detection is possible; null if it is. `Triton unavailable` if none responds."""
     tritons: list[ServerHealth]
     model: str
     gpu: GpuHealth
@@ -89,7 +85,6 @@ class Health(msgspec.Struct, frozen=True):
     performance: dict[Literal["memory_mb", "optimizations"], float | dict[str, str]]
     limits: LimitsInForce
     workers: dict[Literal["running", "wanted"], int]
-    """Workers of the host. Fewer run than are wanted while one cannot start; more do while one is renewed."""
     refused_files: list[str]
     """Files (such as `api_keys` and `triton_tls`) that are not valid now: their last valid content is in use."""
     failing_models: dict[str, int]
@@ -97,7 +92,6 @@ class Health(msgspec.Struct, frozen=True):
     model_deaths: dict[str, int]
     """Calls and probes since the start that have found that a process of the model had died. Triton calls such a model ready."""
     search: SearchHealth | None
-    """Null if search is off; it does not change the status of the gateway."""
     withdrawn_canaries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """By route, why its canary gets no requests any more; absent if there is no file of routes."""
 
@@ -262,7 +256,12 @@ def _best_status(servers: Sequence[ServerHealth]) -> str:
 
 
 async def _examine(server: TritonBackend, pool: TritonPool, model: str, sent: float) -> ServerHealth:
-    version, is_ready = await asyncio.gather(_ask_version(server.client), server.client.is_ready(model))
+    async def ask_version() -> str | None:
+        with suppress(GatewayError):
+            return (await server.client.read_server()).version
+        return None
+
+    version, is_ready = await asyncio.gather(ask_version(), server.client.is_ready(model))
     is_ready = is_ready and server.is_usable(model)
     return ServerHealth(
         server.address,
@@ -273,9 +272,3 @@ async def _examine(server: TritonBackend, pool: TritonPool, model: str, sent: fl
         sorted(name for name, served in server.models.items() if served.is_wrong),
         round(server.recent_images / sent, 3) if sent else 0.0,
     )
-
-
-async def _ask_version(client: TritonClient) -> str | None:
-    with suppress(GatewayError):
-        return (await client.read_server()).version
-    return None

@@ -19,19 +19,17 @@ _INSTEAD = {
     "/models/{model}/export": "models are not converted; POST /models/{model} adds an ONNX file, for a key with the scope admin",
     "/models/{model}/status": "GET /models/{model} describes a model and its state",
     "/models/{model}/test": "POST /predict/{model} asks a model about an image",
-    **{
-        prefix + path: _CVAT
-        for prefix in ("", "/cvat")
-        for path in ("/api/functions", "/api/functions/{model}", "/api/function_invocations")
-    },
-    **{
-        prefix + path: _LABEL_STUDIO for prefix in ("", "/label-studio") for path in ("/setup", "/versions", "/predict", "/webhook")
-    },
     "/label-studio/health": _LABEL_STUDIO,
     **{
-        group + path: text
-        for group, text in (("/persons", _PERSONS), ("/clusters", _CLUSTERS))
-        for path in ("", "/{first}", "/{first}/{second}")
+        prefix + path: text
+        for prefixes, paths, text in (
+            (("", "/cvat"), ("/api/functions", "/api/functions/{model}", "/api/function_invocations"), _CVAT),
+            (("", "/label-studio"), ("/setup", "/versions", "/predict", "/webhook"), _LABEL_STUDIO),
+            (("/persons",), ("", "/{first}", "/{first}/{second}"), _PERSONS),
+            (("/clusters",), ("", "/{first}", "/{first}/{second}"), _CLUSTERS),
+        )
+        for prefix in prefixes
+        for path in paths
     },
 }
 

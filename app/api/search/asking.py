@@ -138,7 +138,8 @@ def search_route(
             context.log_fields["results"] = len(found["results"])
 
             def describe() -> Timed:
-                return response(**found, search_time_ms=round(context.timing.stages.get(SEARCH, 0.0), 2), **context.ending)
+                took = round(context.timing.stages.get(SEARCH, 0.0), 2)
+                return response(**found, search_time_ms=took, **context.ending)  # type: ignore[call-arg]
 
             return await respond_in_thread(describe, search.pipeline, call)
 

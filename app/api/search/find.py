@@ -74,7 +74,6 @@ class SearchAnswer(Timed, frozen=True, kw_only=True):
     name it gets, or else the nearest face without a name) and `all_matches`. The score is the cosine of vectors, the similarity of
     faces, or how well words match."""
     total_results: int
-    """Number of results; of words also those on other pages."""
     num_faces: int | UnsetType = UNSET
     query_face: Face | UnsetType = UNSET
     query_object: Document | UnsetType = UNSET
@@ -84,7 +83,6 @@ class SearchAnswer(Timed, frozen=True, kw_only=True):
     page: int | UnsetType = UNSET
     size: int | UnsetType = UNSET
     search_time_ms: float
-    """Of the database."""
 
 
 def _result(hit: Hit, score: float | None = None) -> Document:

@@ -99,7 +99,6 @@ class Indexed(msgspec.Struct, frozen=True):
     """How many entries each index got."""
 
     global_: int | bool = field(name="global", default=0)
-    """Of one image: whether it has a vector."""
     vehicles: int = 0
     people: int = 0
     faces: int = 0
@@ -176,7 +175,6 @@ class IngestBatchResponse(Sums, frozen=True, kw_only=True):
     """What became of each image."""
 
     deferred_ops: Literal[0] = 0
-    """Constant: nothing is put off."""
     duplicate_details: list[DuplicateDetail] | None
     error_details: list[ErrorDetail] | None
     near_duplicate_details: list[NearDuplicate] | None

@@ -26,7 +26,6 @@ from app.search.jobs import DirectoryOptions, ReindexOptions, allowed_folder, be
 from app.search.service import Search
 
 _PAUSE_SECONDS = 0.5
-_ENDED = ("done", "failed")
 _PARSE = without_image('expected no body, or a JSON object with parameters, such as {"wait": false}')
 _Number = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Wait = Annotated[
@@ -59,7 +58,6 @@ class JobAnswer(Sums, frozen=True, kw_only=True):
     total_files: int
     unreadable: int
     failures: dict[str, int]
-    """Images that failed, by the code of the error."""
     skipped_extensions: list[str] | None
     error: str | None
     created_at: datetime
@@ -116,7 +114,7 @@ def _job_route(path: str, kind: type[W], begin: _Begin[W], scope: str, summary: 
                 job = await engine.add_job(context.tenant, named, msgspec.to_builtins(options))
             search.new_job.set()
             context.log_fields["job"] = job.job_id
-            while given.wait and job.state not in _ENDED and (given.timeout_ms is None or call.deadline.remaining > 0):
+            while given.wait and job.state not in {"done", "failed"} and (given.timeout_ms is None or call.deadline.remaining > 0):
                 await asyncio.sleep(_PAUSE_SECONDS if job.state == "running" else _PAUSE_SECONDS / 10)
                 job = await search.engine.job(context.tenant, job.job_id)
         status = {"done": 201, "failed": 200}.get(job.state, 202)

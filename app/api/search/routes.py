@@ -17,7 +17,6 @@ from app.search.service import Search
 _ALL: list[HTTPRouteHandler] = [route for module in (ingest, jobs, find, images) for route in module.ROUTES]
 MODEL_ROUTES = [route for route in _ALL if isinstance(route, ModelRoute)]
 ROUTES = [route for route in _ALL if not isinstance(route, ModelRoute)]
-"""The others. They need the scope `search`, or that in their `opt`."""
 
 
 @get(REPORT, include_in_schema=False)

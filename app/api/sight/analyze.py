@@ -93,7 +93,6 @@ class AnalyzeAnswer(Answer, kw_only=True):
     status: Literal["success", "partial"] = "success"
     """`partial` if a part failed, or its model is not there."""
     errors: dict[str, PartFailure]
-    """By part: `detections`, `embedding`, `faces`, `face_embeddings`, `ocr`."""
     detections: list[AnalyzedObject] | None = field(default_factory=list)
     num_detections: int = 0
     faces: list[Face] | None = field(default_factory=list)

@@ -85,7 +85,6 @@ class EmbedBoxesResponse(Answer, kw_only=True):
     num_boxes: int
     status: Literal["success"] = "success"
     model: ModelUsed | None
-    """The model that described them; null without boxes."""
 
 
 class EmbedTextResponse(Timed, frozen=True, kw_only=True):

@@ -92,7 +92,6 @@ class VerifiedImage(msgspec.Struct, frozen=True):
 
     num_faces: int
     face_used: int
-    """Index of the face that was compared, the largest one, by descending score."""
 
 
 class VerifyResponse(Timed, frozen=True, kw_only=True):
@@ -122,7 +121,6 @@ def _choose(worker: WorkerResources, wanted: _FaceParameters) -> Cascade:
 LARGEST: Asking[Any, CascadeAnswer] = by_cascade(
     lambda worker, wanted: _choose(worker, wanted).vary(descriptions={"max_crops": 1, "order": "size"})
 )
-"""Asks for the faces of an image, and for the vector of the largest one; the parameters have a `confidence`."""
 
 
 def to_faces(found: StepResult) -> list[Face]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
@@ -33,7 +32,6 @@ class Answer(Placed, kw_only=True):
 
     image: ImageSize
     truncated: bool = False
-    """Whether there was more in the image than a request is answered about."""
     total_time_ms: float | UnsetType = UNSET
     request_id: str | UnsetType = UNSET
 
@@ -72,21 +70,13 @@ def image_route(  # noqa: PLR0913 - the properties of a route
             if to_objects and accepted != JSON:
                 drawing = ResponseInput(to_objects(wanted, found), content.image, wanted, context, call, pipeline)
                 return await drawn.IMAGE.respond(drawing)
-            counts: dict[str, int] = {}
 
             def describe() -> Answer:
                 answer = to_answer(wanted, found).complete(context)
-                counts.update(counts_of(answer))
+                counted = [name for name in answer.__struct_fields__ if name.startswith("num_")]
+                context.log_fields |= {name.removeprefix("num_"): getattr(answer, name) for name in counted}
                 return answer
 
-            response = await respond_in_thread(describe, pipeline, call)
-            context.log_fields |= counts
-            return response
+            return await respond_in_thread(describe, pipeline, call)
 
     return own_route(path, handle, response, "The answer", kinds=(kind,), contents=pictures, task=task, **described)
-
-
-def counts_of(answer: msgspec.Struct) -> dict[str, int]:
-    """Return the numbers in the fields `num_*` of an answer by what they count, for the log."""
-    names = [name for name in answer.__struct_fields__ if name.startswith("num_")]
-    return {name.removeprefix("num_"): getattr(answer, name) for name in names}

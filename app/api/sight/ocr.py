@@ -60,7 +60,6 @@ class OcrAnswer(Answer, kw_only=True):
 
     status: Literal["success"] = "success"
     error: None = None
-    """Always null: present for clients of other gateways."""
     texts: list[str]
     regions: list[TextRegion]
     full_text: str

@@ -52,7 +52,6 @@ _ENDPOINTS: dict[str, str] = {
     "models": "/models",
     "routes": "/routes",
 }
-"""Unless search is alone."""
 _SEARCH_ENDPOINTS = {
     "ingest": "/ingest",
     "search": "/search/image",
@@ -60,7 +59,6 @@ _SEARCH_ENDPOINTS = {
     "face_search": "/faces/search",
     "indexes": "/query/stats",
 }
-_THUMBNAILS = {"thumbnails": "/query/image/{image_id}/thumbnail"}
 _REPORTS = {
     "health": "/health",
     "liveness": "/livez",
@@ -99,7 +97,7 @@ def _endpoints(worker: WorkerResources) -> dict[str, str]:
     return {
         **({} if deployment.is_search_alone else _ENDPOINTS),
         **(_SEARCH_ENDPOINTS if has_search else {}),
-        **(_THUMBNAILS if has_search and deployment.keeps_thumbnails else {}),
+        **({"thumbnails": "/query/image/{image_id}/thumbnail"} if has_search and deployment.keeps_thumbnails else {}),
         **_REPORTS,
     }
 
