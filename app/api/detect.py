@@ -13,8 +13,7 @@ from litestar.types import HTTPScope
 
 from app.api.answering import steps
 from app.api.answering.format import Respond, ResponseInput, select
-from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
-from app.api.answering.vectors import EmbedResponse
+from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse, EmbedResponse
 from app.api.beside import SearchProcess
 from app.api.caller.check import require_scope
 from app.api.context import context_of

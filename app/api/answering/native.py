@@ -1,4 +1,4 @@
-"""Results as JSON: detections, with boxes in the requested format, also as COCO results, and classifications."""
+"""Results as JSON: detections, with boxes in the requested format, also as COCO results, classifications, and vectors."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,6 +20,7 @@ from app.api.answering.schema import (
     CocoResult,
     Detection,
     DetectResponse,
+    EmbedResponse,
     ImageSize,
     Keypoint,
     ModelUsed,
@@ -27,12 +28,14 @@ from app.api.answering.schema import (
 from app.model.heads import PoseHead
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
-from app.pipeline.results import Classifications, Detections, TaskResult
+from app.pipeline.results import Classifications, Detections, Embedding, TaskResult
 
 # Resolution: 1/10000 of the score, 1/100 of a pixel, 1/60 of a pixel in the widest image.
 _SCORE_DIGITS = 4
 _PIXEL_DIGITS = 2
 _FRACTION_DIGITS = 6
+# A vector of 1,280 numbers keeps its direction to within 1e-5.
+_VECTOR_DIGITS = 7
 _BBOXES = ("coco", "cxcywh")
 # Coordinates and confidences of keypoints whose conversion takes the event loop 5 ms.
 _MANY = 20_000
@@ -188,6 +191,26 @@ async def _respond_with_classes(given: ResponseInput[Classifications]) -> JsonRe
 
 
 CLASSES_JSON = Format("json", ("application/json",), _respond_with_classes)
+
+
+def to_vector(vector: NDArray[np.float32]) -> list[float]:
+    """Return a vector of length 1 as a list."""
+    return rounded(vector, _VECTOR_DIGITS)
+
+
+def to_norm(norm: float) -> float:
+    """Return the length of a model's own vector, rounded."""
+    return float(f"{norm:.6g}")
+
+
+async def _respond_with_vector(given: ResponseInput[Embedding]) -> JsonResponse:
+    vector, norm = to_vector(given.found.vector), to_norm(given.found.norm)
+    return JsonResponse(
+        msgspec.json.encode(EmbedResponse(vector, norm, given.wanted.image_id, given.wanted.index, **ending_of(given)))
+    )
+
+
+VECTOR_JSON = Format("json", ("application/json",), _respond_with_vector)
 
 
 def to_coco_results(found: Detections, image_id: int) -> list[CocoResult]:

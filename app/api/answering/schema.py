@@ -131,6 +131,17 @@ class ClassifyResponse(ResultOfModel, frozen=True):
     num_classifications: int
 
 
+class EmbedResponse(ResultOfModel, frozen=True):
+    """The vector that describes an image."""
+
+    embedding: list[float]
+    """Of length 1. Its size is that of the model; only vectors of the same model can be compared."""
+    embedding_norm: float
+    """Length of the model's own vector."""
+    image_id: str | None
+    indexed: bool
+
+
 class Problem(msgspec.Struct, frozen=True):
     """An error as in RFC 9457 (`application/problem+json`)."""
 

@@ -25,7 +25,8 @@ from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerPipeline
-from app.api.dialects.dialect import READING, AnyRequest, Dialect, DialectParameters, answer_each, detect, detectors
+from app.api.detect import handle_image
+from app.api.dialects.dialect import READING, AnyRequest, Dialect, DialectParameters, answer_each, by_json, detectors
 from app.api.parameters.parse import Fraction, split_classes
 from app.api.pass_on import pass_on
 from app.api.receiving import multipart
@@ -81,8 +82,8 @@ async def detection(
     request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str | None] = None
 ) -> ASGIResponse:
     """Detect objects with the model in the path, or with the default model."""
-    describe = partial(to_predictions, "custom" if model else "detect")
-    return await detect(request, worker, pipeline, _Parameters, parse_body, describe, [("model", model)] if model else [])
+    respond, in_path = by_json(partial(to_predictions, "custom" if model else "detect")), [("model", model)] if model else []
+    return await handle_image(request, worker, pipeline, _Parameters, in_path, parse=parse_body, respond=respond)
 
 
 @ModelRoute("/v1/vision/face", task=None, key_in="body")
@@ -91,7 +92,8 @@ async def faces(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -
     require_faces(worker)
     name, version = split_reference(named_cascade(worker, "faces", "faces").model)
     in_path = [("model", name), *([("version", version)] if version else [])]
-    return await detect(request, worker, pipeline, _FaceParameters, parse_body, partial(to_predictions, "face"), in_path)
+    respond = by_json(partial(to_predictions, "face"))
+    return await handle_image(request, worker, pipeline, _FaceParameters, in_path, parse=parse_body, respond=respond)
 
 
 @ModelRoute("/v1/vision/face/match", task=None, takes="images", key_in="body")

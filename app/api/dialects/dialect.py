@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
@@ -13,7 +14,7 @@ from litestar.types import HTTPScope, Scope
 from msgspec import Meta
 
 from app.api.answering import problems
-from app.api.answering.format import ResponseInput
+from app.api.answering.format import Respond, ResponseInput
 from app.api.answering.native import respond_json
 from app.api.answering.problems import WriteError
 from app.api.answering.schema import Problem
@@ -22,9 +23,7 @@ from app.api.batch.asking import MODEL, Asking, by_cascade, open_batch
 from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.caller.check import require_key
 from app.api.dependencies import WorkerResources
-from app.api.detect import handle_image
-from app.api.parameters.parse import ModelParameters, Pairs
-from app.api.receiving.body import ParsedBody
+from app.api.parameters.parse import ModelParameters
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import receiving
 from app.cascade.named import named_cascade
@@ -94,21 +93,13 @@ class DialectParameters(ModelParameters, frozen=True, kw_only=True):
     api_key: Annotated[str | None, Meta(description="The API key, if no header has it.")] = None
 
 
-async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
-    request: AnyRequest,
-    worker: WorkerResources,
-    pipeline: Pipeline,
-    kind: type[P],
-    parse: Callable[[bytes, str, type[P]], ParsedBody],
-    describe: Callable[[ResponseInput[Any]], object],
-    in_path: Pairs = (),
-) -> ASGIResponse:
-    """Answer a request with one image, as `/detect` does, with the JSON of what `describe` returns."""
+def by_json(describe: Callable[[ResponseInput[Any]], object]) -> Respond:
+    """Respond with the JSON of what `describe` returns."""
 
     async def respond(given: ResponseInput[Any]) -> ASGIResponse:
-        return await respond_json(lambda: describe(given), given.found, given.pipeline, given.call)
+        return await respond_json(partial(describe, given), given.found, given.pipeline, given.call)
 
-    return await handle_image(request, worker, pipeline, kind, in_path, parse=parse, respond=respond)
+    return respond
 
 
 async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request

@@ -10,8 +10,7 @@ from litestar import post
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
-from app.api.answering.native import respond_in_thread
-from app.api.answering.vectors import to_vector
+from app.api.answering.native import respond_in_thread, to_vector
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.asking import Asking, by_cascade
 from app.api.context import RequestContext, context_of

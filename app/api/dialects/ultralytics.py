@@ -24,7 +24,8 @@ from app.api.answering.native import objects, rounded, to_scores
 from app.api.caller.check import require_key
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerPipeline
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, OptionsByModel, detect
+from app.api.detect import handle_image
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, OptionsByModel, by_json
 from app.api.parameters.parse import Fraction
 from app.api.receiving.body import FILE_FIELDS, parse_body
 from app.api.receiving.content_type import JSON, media_type
@@ -70,7 +71,8 @@ async def predict(
     request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str | None] = None
 ) -> ASGIResponse:
     """Ask the model in the path; without one, the default model, as a dedicated endpoint asks its own."""
-    return await detect(request, worker, pipeline, _Parameters, _parse, to_prediction, [("model", model)] if model else [])
+    in_path = [("model", model)] if model else []
+    return await handle_image(request, worker, pipeline, _Parameters, in_path, parse=_parse, respond=by_json(to_prediction))
 
 
 @post("/v1/auth", status_code=200)

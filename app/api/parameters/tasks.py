@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from app.api.answering import drawn, native, vectors
+from app.api.answering import drawn, native
 from app.api.answering.format import Format
 from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import Fraction, ModelParameters, Pairs, Parameters, names, parse_parameters, split_classes
@@ -239,7 +239,7 @@ FORMS: dict[Task, TaskForm] = {
     "pose": _objects("pose"),
     "obb": _objects("obb"),
     "classification": TaskForm(ClassifyParameters, CLASSIFICATIONS, "classifications"),
-    "embedding": TaskForm(EmbedParameters, (vectors.JSON,), "embeddings"),
+    "embedding": TaskForm(EmbedParameters, (native.VECTOR_JSON,), "embeddings"),
 }
 
 

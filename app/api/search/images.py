@@ -7,7 +7,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response.base import ASGIResponse
 
-from app.api.answering.vectors import to_vector
+from app.api.answering.native import to_vector
 from app.api.caller.check import guard_origin
 from app.api.dependencies import Worker
 from app.api.parameters.tasks import MAX_ID_LENGTH

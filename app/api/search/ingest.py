@@ -11,9 +11,9 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from msgspec import UNSET, Meta, UnsetType, field
 
+from app.api.answering.native import to_norm
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Timed
-from app.api.answering.vectors import to_norm
 from app.api.batch.answer import BatchFailure, ImagesAnswer
 from app.api.batch.asking import Asking, open_batch
 from app.api.batch.body import MAX_IMAGES, parse_batch

@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from app.api.answering.native import objects
+from app.api.answering.native import objects, to_norm, to_vector
 from app.api.answering.schema import ImageSize
-from app.api.answering.vectors import to_norm, to_vector
 from app.api.batch.answer import Documents
 from app.api.batch.asking import Asking
 from app.api.batch.route import by_answers, images_route

@@ -9,9 +9,9 @@ from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
+from app.api.answering.native import to_norm, to_vector
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ImageSize, ModelUsed, Problem, Timed
-from app.api.answering.vectors import to_norm, to_vector
 from app.api.batch.answer import BatchFailure, Placed
 from app.api.batch.asking import MODEL, Asking
 from app.api.batch.route import by_answers, images_route

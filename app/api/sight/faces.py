@@ -12,10 +12,9 @@ from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
 from msgspec import UNSET, Meta, UnsetType
 
-from app.api.answering.native import to_scores
+from app.api.answering.native import to_scores, to_vector
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ImageSize, Timed
-from app.api.answering.vectors import to_vector
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.asking import Asking, by_cascade, open_batch
 from app.api.batch.body import ParsedBatch, decode_text, parse_batch
