@@ -6,17 +6,17 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import IO, Annotated, Any, get_type_hints
+from typing import IO, Annotated, get_type_hints
 
 import msgspec
-from litestar import Request, delete, post, put
+from litestar import delete, post, put
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Parameter, RequestBody, Schema
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta
 from multipart import MultipartSegment, PushMultipartParser, parse_options_header
 
 from app.api.answering.schema import ModelInfo
-from app.api.context import PAUSE_SECONDS, BodyLimits, context_of, header_of
+from app.api.context import PAUSE_SECONDS, AnyRequest, BodyLimits, context_of, header_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import ADMIN, binary, describe_form
 from app.api.parameters.parse import Pairs, check_model_name
@@ -80,7 +80,7 @@ class DefaultVersion(msgspec.Struct, frozen=True):
     **ADMIN,
     request_max_body_size=None,
 )
-async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: Worker) -> ModelInfo:
+async def add_model(request: AnyRequest, model: ModelName, worker: Worker) -> ModelInfo:
     """Add a network in ONNX: the body is the file, or a form with it.
 
     The options of `nereid add` are parameters, or fields of the form. The file is checked as one that may be hostile.
@@ -195,7 +195,7 @@ async def _run(
     raise ModelRefused(messages[-1])
 
 
-async def _receive(request: Request[Any, Any, Any], file: IO[bytes], max_bytes: int) -> list[tuple[str, str]]:
+async def _receive(request: AnyRequest, file: IO[bytes], max_bytes: int) -> list[tuple[str, str]]:
     content_type, options = parse_options_header(header_of(request.scope, b"content-type"))
     async with receiving_parts(request, max_bytes) as chunks:
         if content_type != MULTIPART:
@@ -231,7 +231,7 @@ async def _receive_form(parser: PushMultipartParser, chunks: AsyncIterator[bytes
 
 
 @asynccontextmanager
-async def receiving_parts(request: Request[Any, Any, Any], max_bytes: int) -> AsyncIterator[AsyncIterator[bytes]]:
+async def receiving_parts(request: AnyRequest, max_bytes: int) -> AsyncIterator[AsyncIterator[bytes]]:
     """Yield the parts of the body; raise BodyTooLarge before the first one if that is declared."""
     nbytes = int(header_of(request.scope, b"content-length") or max_bytes)
     if nbytes > max_bytes:

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from litestar import Request
 from litestar.types import HTTPScope, Scope
 
 from app.resilience.fairness import ANYBODY
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 
+AnyRequest = Request[Any, Any, Any]
 PAUSE_SECONDS = 10.0
 """Maximum time between two reads of a request body, or two writes of a response."""
 

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import msgspec
-from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -16,7 +15,7 @@ from app.api.answering.format import Respond, ResponseInput, select
 from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse, EmbedResponse
 from app.api.beside import SearchProcess
 from app.api.caller.check import require_scope
-from app.api.context import context_of
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import own_route, pictures_of
 from app.api.parameters.parse import Pairs, Parameters
@@ -40,7 +39,7 @@ def _route(
     task: Task, path: str, summary: str, description: str, results: object = DetectResponse | list[CocoResult]
 ) -> HTTPRouteHandler:
 
-    async def handle(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
+    async def handle(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
         return await handle_image(request, worker, pipeline, FORMS[task].parameters)
 
     return own_route(
@@ -56,7 +55,7 @@ def _route(
     )
 
 
-async def predict(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline, model: FromPath[str]) -> ASGIResponse:
+async def predict(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str]) -> ASGIResponse:
     """Ask the model in the path. The response is that of the route for its task, such as `/detect` or `/classify`.
 
     For a cascade, it is that of its first model: each detection has what each of the later steps says of it, by the step's name.
@@ -91,7 +90,7 @@ EMBED = _route("embedding", "/embed/image", "Describe an image by a vector", "De
 
 
 async def handle_image(  # noqa: PLR0913 - the parts of a request
-    request: Request[Any, Any, Any],
+    request: AnyRequest,
     worker: WorkerResources,
     pipeline: Pipeline,
     kind: type[P] | PathModel,

@@ -7,7 +7,6 @@ the checks before Litestar's own.
 import asyncio
 import random
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +66,9 @@ class RequestContextMiddleware:
         headers = dict(scope["headers"])
         content_type, encoding = headers.get(b"content-type", b""), headers.get(b"content-encoding", b"")
         declared = None if b"transfer-encoding" in headers else headers.get(b"content-length")
-        context = RequestContext(_request_id(headers), content_type.decode("latin-1"), encoding.decode("latin-1"))
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
+        context = RequestContext(request_id, content_type.decode("latin-1"), encoding.decode("latin-1"))
         context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
         scope.setdefault("state", {})["request_context"] = context
         context.client_address = context.log_fields["client"] = client_address(scope, headers, self._proxies)
@@ -186,11 +187,6 @@ def _printable(path: str) -> str:
     """Truncate a path, and escape it if it contains characters that log readers may treat as line breaks."""
     path = path[:_MAX_PATH]
     return path if path.isprintable() else path.encode("ascii", "backslashreplace").decode()
-
-
-def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    given = headers.get(b"x-request-id", b"").decode("latin-1")
-    return given if given and _ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
 
 
 def _caller(scope: HTTPScope) -> TraceContext | None:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
-from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -20,7 +19,7 @@ from app.api.answering.schema import CocoResult, Problem
 from app.api.batch.answer import BatchResponse, ImagesAnswer, Placed, to_document, to_encoded_results, to_line, to_result
 from app.api.batch.asking import MODEL, Asking, P, R, open_batch
 from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch
-from app.api.context import PAUSE_SECONDS, context_of
+from app.api.context import PAUSE_SECONDS, AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline
 from app.api.documentation.openapi import ENCODED, describe_form, own_route
 from app.api.parameters.tasks import FORMS, BatchParameters
@@ -111,7 +110,7 @@ def images_route(  # noqa: PLR0913 - the properties of a route
 ) -> HTTPRouteHandler:
     """Make a route for several images, of which a bounded number is asked about at a time."""
 
-    async def handle(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIApp:
+    async def handle(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIApp:
         accept = context_of(request.scope).accept
         media_type = negotiate(accept, (JSON, *contents)) if contents else JSON
         async with AsyncExitStack() as stack:

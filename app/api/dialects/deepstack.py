@@ -23,10 +23,10 @@ from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch
-from app.api.context import RequestContext, context_of
+from app.api.context import AnyRequest, RequestContext, context_of
 from app.api.dependencies import Worker, WorkerPipeline
 from app.api.detect import handle_image
-from app.api.dialects.dialect import READING, AnyRequest, Dialect, DialectParameters, answer_each, by_json, detectors
+from app.api.dialects.dialect import READING, Dialect, DialectParameters, answer_each, by_json, detectors
 from app.api.parameters.parse import Fraction, split_classes
 from app.api.pass_on import pass_on
 from app.api.receiving import multipart

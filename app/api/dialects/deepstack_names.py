@@ -10,11 +10,11 @@ from app.api.answering.responses import JsonResponse
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.asking import Asking
 from app.api.batch.body import MAX_IMAGES, ParsedBatch, parse_batch
-from app.api.context import RequestContext, context_of
+from app.api.context import AnyRequest, RequestContext, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.dialects import deepstack
 from app.api.dialects.deepstack import complete, parse_form, parse_one, to_prediction
-from app.api.dialects.dialect import AnyRequest, DialectParameters, answer_each
+from app.api.dialects.dialect import DialectParameters, answer_each
 from app.api.parameters.parse import Fraction
 from app.api.receiving import multipart
 from app.api.receiving.content_type import MULTIPART, media_type

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
-from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope, Scope
@@ -22,6 +21,7 @@ from app.api.batch.answer import ImagesAnswer
 from app.api.batch.asking import MODEL, Asking, by_cascade, open_batch
 from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.caller.check import require_key
+from app.api.context import AnyRequest
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import ModelParameters
 from app.api.receiving.content_type import JSON
@@ -36,7 +36,6 @@ from app.pipeline.call import CallContext, DetectOptions, Reader
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
 
-AnyRequest = Request[Any, Any, Any]
 P = TypeVar("P", bound="DialectParameters")
 
 

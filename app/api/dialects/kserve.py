@@ -19,9 +19,9 @@ from app import __version__
 from app.api.admin import load_model, receiving_parts, unload_model
 from app.api.answering.responses import LargeResponse
 from app.api.caller.check import require_key
-from app.api.context import context_of, header_of
+from app.api.context import AnyRequest, context_of, header_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerTritons
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, OptionsByModel
+from app.api.dialects.dialect import Dialect, DialectParameters, OptionsByModel
 from app.api.dialects.kserve_tensors import InferRequest, encode_response
 from app.api.parameters.parse import check_model_name
 from app.api.receiving.body import decode, parsing_bytes

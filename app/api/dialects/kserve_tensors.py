@@ -154,7 +154,10 @@ def encode_response(
         datatype = BYTES if tensor.dtype.hasobject else tensor.dtype.name.upper().replace("FLOAT", "FP")
         own: dict[str, Any] = {"name": name, "datatype": datatype, "shape": tensor.shape}
         if binary:
-            elements = b"".join(map(_to_element, tensor.flat)) if tensor.dtype.hasobject else tensor.tobytes()
+            elements = tensor.tobytes()
+            if tensor.dtype.hasobject:
+                texts = map(str.encode, tensor.flat)
+                elements = b"".join(len(text).to_bytes(_LENGTH_BYTES, "little") + text for text in texts)
             own["parameters"] = {"binary_data_size": len(elements)}
             parts.append(elements)
         else:
@@ -164,8 +167,3 @@ def encode_response(
         described.append(own)
     document = msgspec.json.encode({**head, "outputs": described})
     return b"".join([document, *parts]), len(document) if parts else 0
-
-
-def _to_element(text: str) -> bytes:
-    data = text.encode()
-    return len(data).to_bytes(_LENGTH_BYTES, "little") + data

@@ -20,8 +20,9 @@ from app.api.answering.schema import ModelList
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.caller.check import require_key
+from app.api.context import AnyRequest
 from app.api.dependencies import Worker, WorkerPipeline
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, answer_each, detectors
+from app.api.dialects.dialect import Dialect, DialectParameters, answer_each, detectors
 from app.api.parameters.parse import Fraction
 from app.api.receiving.body import parse_document
 from app.api.receiving.content_type import JSON, body_type
@@ -101,16 +102,13 @@ async def metadata(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline
 
 
 def _describe(found: Iterable[Detections], nbytes: int) -> bytes:
-    data = [{"index": index, "bounding_boxes": to_boxes_by_label(each)} for index, each in enumerate(found)]
+    data = []
+    for index, each in enumerate(found):
+        boxes = defaultdict(list)
+        for (x_min, y_min, x_max, y_max), score, _, name in objects(each, "normalized"):
+            boxes[name].append({"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max, "confidence": score})
+        data.append({"index": index, "bounding_boxes": boxes})
     return msgspec.json.encode({"data": data, "usage": {"images_size_mb": round(nbytes / 1e6, 6)}})
-
-
-def to_boxes_by_label(found: Detections) -> dict[str, list[dict[str, float]]]:
-    """Return the boxes in an image by class name, by descending confidence; corners as fractions of the upright image."""
-    boxes = defaultdict(list)
-    for (x_min, y_min, x_max, y_max), score, _, name in objects(found, "normalized"):
-        boxes[name].append({"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max, "confidence": score})
-    return boxes
 
 
 DIALECT = Dialect(

@@ -22,12 +22,11 @@ from app.api.answering.format import ResponseInput
 from app.api.answering.native import respond_json
 from app.api.answering.schema import Problem
 from app.api.batch.answer import ImagesAnswer
-from app.api.context import context_of
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline
 from app.api.detect import handle_image
 from app.api.dialects import roboflow_core
 from app.api.dialects.dialect import (
-    AnyRequest,
     Dialect,
     DialectParameters,
     OptionsByModel,

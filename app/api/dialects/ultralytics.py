@@ -22,10 +22,10 @@ from app import __version__
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects, rounded, to_scores
 from app.api.caller.check import require_key
-from app.api.context import context_of
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline
 from app.api.detect import handle_image
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, OptionsByModel, by_json
+from app.api.dialects.dialect import Dialect, DialectParameters, OptionsByModel, by_json
 from app.api.parameters.parse import Fraction
 from app.api.receiving.body import FILE_FIELDS, parse_body
 from app.api.receiving.content_type import JSON, media_type

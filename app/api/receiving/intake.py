@@ -7,11 +7,10 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
-from litestar import Request
 from litestar.types import HTTPScope
 
 from app.api.caller.check import admit_with_body
-from app.api.context import RequestContext, context_of, header_of
+from app.api.context import AnyRequest, RequestContext, context_of, header_of
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Pairs, Parameters, parse_parameters
 from app.api.parameters.tasks import PathModel
@@ -42,7 +41,7 @@ P = TypeVar("P", bound=Parameters)
 
 @asynccontextmanager
 async def receiving(  # noqa: PLR0913 - the parts of a request
-    request: Request[Any, Any, Any],
+    request: AnyRequest,
     worker: WorkerResources,
     kind: type[P] | PathModel,
     parse: Callable[[bytes, str, type[P]], C],

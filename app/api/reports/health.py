@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import msgspec
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from app import __version__
-from app.api.context import RequestContext, context_of
+from app.api.context import AnyRequest, RequestContext, context_of
 from app.api.dependencies import LimitsInForce, Worker, WorkerPipeline, WorkerTritons
 from app.api.documentation.openapi import describe
 from app.api.routes import API_VERSION
@@ -149,7 +149,7 @@ async def readyz(worker: Worker) -> Response[State]:
     responses=describe(503, ReadinessReport, "The default model is not ready"),
 )
 async def ready(
-    request: Request[Any, Any, Any], worker: Worker, triton_client: WorkerTritons, pipeline: WorkerPipeline
+    request: AnyRequest, worker: Worker, triton_client: WorkerTritons, pipeline: WorkerPipeline
 ) -> Response[ReadinessReport]:
     """Report readiness, with the status code of `/readyz`, and the services it depends on."""
     context = context_of(request.scope)
@@ -174,9 +174,7 @@ async def ready(
 
 
 @get("/health", summary="State of the gateway and of Triton", responses=describe(503, Health, "No detection is possible"))
-async def health(
-    request: Request[Any, Any, Any], worker: Worker, triton_client: WorkerTritons, pipeline: WorkerPipeline
-) -> Response[Health]:
+async def health(request: AnyRequest, worker: Worker, triton_client: WorkerTritons, pipeline: WorkerPipeline) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
     metrics, context = worker.metrics, context_of(request.scope)
     gpus, servers, spec, no_search = await asyncio.gather(

@@ -1,10 +1,9 @@
 """Paths of other programs that the gateway does not have: the answer is 404, and says what to use instead."""
 
-from typing import Any
-
-from litestar import Request, route
+from litestar import route
 from litestar.enums import HttpMethod
 
+from app.api.context import AnyRequest
 from app.api.routes import VERSION, route_of
 from app.errors import NotOffered
 
@@ -40,6 +39,6 @@ _INSTEAD = {
     status_code=200,
     include_in_schema=False,
 )
-async def instead(request: Request[Any, Any, Any]) -> None:
+async def instead(request: AnyRequest) -> None:
     """Say what to use instead of a path; this needs no key."""
     raise NotOffered(_INSTEAD[route_of(request.scope).removeprefix(VERSION)])

@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
-from litestar import Request
 from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
@@ -18,7 +17,7 @@ from msgspec import Meta
 from app.api.answering.native import respond_in_thread
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Timed
-from app.api.context import context_of
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, describe, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
@@ -32,7 +31,6 @@ from app.search.engine import Filter, Hit, Page, SearchEngine, Vector, VectorInd
 from app.search.service import Search
 from app.telemetry.timing import SEARCH
 
-AnyRequest = Request[Any, Any, Any]
 WorkerSearch = NamedDependency[Search]
 Document = dict[str, Any]
 RecordId = Annotated[str, PathParameter(max_length=64)]

@@ -127,14 +127,11 @@ async def _by_image(asked: Asked[_ImageParameters]) -> Document:
     return _fields("image", map(_result, hits))
 
 
-async def _describe(asked: Asked[Any]) -> Vector:
-    text = await ask_text(asked.search.pipeline, words_of(asked.wanted.text).encode(), asked.call)
-    return await asked.search.among_images(text, asked.call)
-
-
 async def _by_text(asked: Asked[_SentenceParameters]) -> Document:
-    (hits,) = await asked.nearest("global", await _describe(asked), least=asked.wanted.min_score)
-    return _fields("text", map(_result, hits), query_text=words_of(asked.wanted.text))
+    words = words_of(asked.wanted.text)
+    vector = await asked.search.among_images(await ask_text(asked.search.pipeline, words.encode(), asked.call), asked.call)
+    (hits,) = await asked.nearest("global", vector, least=asked.wanted.min_score)
+    return _fields("text", map(_result, hits), query_text=words)
 
 
 async def _by_object(asked: Asked[_ObjectParameters]) -> Document:

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 import msgspec
-from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from msgspec import UNSET, Meta, UnsetType, field
@@ -18,6 +17,7 @@ from app.api.batch.answer import BatchFailure, ImagesAnswer
 from app.api.batch.asking import Asking, open_batch
 from app.api.batch.body import MAX_IMAGES, parse_batch
 from app.api.batch.route import MEDIA_TYPES, describe_images
+from app.api.context import AnyRequest
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import own_route
 from app.api.parameters.parse import Parameters
@@ -225,7 +225,7 @@ def _to_response(found: Ingested, **timed: Any) -> IngestResponse:  # noqa: ANN4
     )
 
 
-async def ingest(request: Request[Any, Any, Any], worker: Worker, search: WorkerSearch) -> ASGIResponse:
+async def ingest(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """Add an image to the index: with objects, faces, text, and vectors of it. The status is 201, or 200 if it was known."""
     async with receiving(request, worker, _IngestParameters, parse_body) as (context, content, wanted, call):
         context.log_fields["image_bytes"] = len(content.image)
@@ -236,7 +236,7 @@ async def ingest(request: Request[Any, Any, Any], worker: Worker, search: Worker
     return JsonResponse(msgspec.json.encode(answer), 200 if answer.status == "duplicate" else _CREATED)
 
 
-async def ingest_batch(request: Request[Any, Any, Any], worker: Worker, search: WorkerSearch) -> ASGIResponse:
+async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """Add up to 64 images to the index, each of which succeeds or fails on its own. The deadline is that of the whole batch."""
     async with receiving(request, worker, _IngestBatchParameters, parse_batch) as (context, content, wanted, call):
         images = len(content.images)

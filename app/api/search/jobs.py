@@ -13,11 +13,12 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app.api.answering.responses import JsonResponse
+from app.api.context import AnyRequest
 from app.api.dependencies import Worker
 from app.api.documentation.openapi import PROBLEMS, own_route
 from app.api.parameters.parse import Parameters
 from app.api.receiving.intake import receiving
-from app.api.search.asking import AnyRequest, PageNumber, PageSize, WorkerSearch, ask, describe_text, without_image
+from app.api.search.asking import PageNumber, PageSize, WorkerSearch, ask, describe_text, without_image
 from app.api.search.ingest import IngestFlags, Sums, sum_up
 from app.errors import InvalidParameter
 from app.pipeline.call import CallContext

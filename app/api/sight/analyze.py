@@ -130,25 +130,22 @@ def _detector(worker: WorkerResources, wanted: _Parameters) -> str:
     return refer_to(wanted.model or worker.pipeline.default_for(DetectionHead.task), wanted.version)
 
 
-def _choose(worker: WorkerResources, wanted: _Parameters) -> Cascade:
+async def _ask(worker: WorkerResources, pipeline: Pipeline, image: bytes, wanted: _Parameters, call: CallContext) -> CascadeAnswer:
+    """Ask about an image; the detector must be there: what is wrong with it is no failure of a part."""
+    detector = _detector(worker, wanted)
+    name, version = split_reference(detector)
+    spec = await pipeline.prepare(pipeline.refer_to(name, version), call.deadline, call.caller)
+    if not isinstance(spec.head, DetectionHead):
+        raise WrongTask(f"{spec.name} is a {spec.head.noun}, not a {DetectionHead.noun}")
     steps = all_parts(
         worker,
-        Step(model=_detector(worker, wanted), confidence=wanted.confidence),
+        Step(model=detector, confidence=wanted.confidence),
         has_vectors=wanted.include_embedding,
         face_confidence=wanted.face_confidence if worker.deployment.has_faces else None,
         has_face_vectors=wanted.include_face_embeddings,
         has_text=wanted.enable_ocr,
     )
-    return Cascade(name="analyze", steps=steps)
-
-
-async def _ask(worker: WorkerResources, pipeline: Pipeline, image: bytes, wanted: _Parameters, call: CallContext) -> CascadeAnswer:
-    """Ask about an image; the detector must be there: what is wrong with it is no failure of a part."""
-    name, version = split_reference(_detector(worker, wanted))
-    spec = await pipeline.prepare(pipeline.refer_to(name, version), call.deadline, call.caller)
-    if not isinstance(spec.head, DetectionHead):
-        raise WrongTask(f"{spec.name} is a {spec.head.noun}, not a {DetectionHead.noun}")
-    return await run_cascade(pipeline, _choose(worker, wanted), image, call, worker.metrics)
+    return await run_cascade(pipeline, Cascade(name="analyze", steps=steps), image, call, worker.metrics)
 
 
 def _to_answer(wanted: _Parameters, found: CascadeAnswer) -> AnalyzeAnswer:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Request
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
@@ -15,7 +14,7 @@ from app.api.answering.schema import ImageSize, ModelUsed, Problem, Timed
 from app.api.batch.answer import BatchFailure, Placed
 from app.api.batch.asking import MODEL, Asking
 from app.api.batch.route import by_answers, images_route
-from app.api.context import context_of
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import describe_form, own_route
 from app.api.parameters.parse import Fraction, ModelParameters
@@ -176,7 +175,7 @@ async def ask_text(pipeline: Pipeline, text: bytes, call: CallContext, version: 
         ) from error
 
 
-async def embed_text(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
+async def embed_text(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Describe the `text` of a JSON object by a vector, if there is a model for it; it has to be added.
 
     The model is `embedding_text`, or the one that `model` names: its input is one BYTES, its output the vector.

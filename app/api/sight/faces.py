@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Request
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
 from msgspec import UNSET, Meta, UnsetType
@@ -19,7 +18,7 @@ from app.api.batch.answer import ImagesAnswer
 from app.api.batch.asking import Asking, by_cascade, open_batch
 from app.api.batch.body import ParsedBatch, decode_text, parse_batch
 from app.api.batch.route import MEDIA_TYPES
-from app.api.context import RequestContext
+from app.api.context import AnyRequest, RequestContext
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import ENCODED, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
@@ -185,7 +184,7 @@ def _describe_pair(fields: dict[str, Schema]) -> RequestBody:
     )
 
 
-async def verify(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
+async def verify(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Compare the largest face of `image1` with that of `image2`."""
     require_faces(worker)
     async with receiving(request, worker, VerifyParameters, parse_pair) as (context, content, wanted, call):

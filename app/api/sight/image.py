@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from msgspec import UNSET, UnsetType
@@ -14,7 +13,7 @@ from app.api.answering.native import respond_in_thread
 from app.api.answering.schema import ImageSize
 from app.api.batch.answer import Placed
 from app.api.batch.asking import Asking, P, R
-from app.api.context import RequestContext, context_of
+from app.api.context import AnyRequest, RequestContext, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import own_route, pictures_of
 from app.api.receiving.body import parse_body
@@ -60,7 +59,7 @@ def image_route(  # noqa: PLR0913 - the properties of a route
     """
     pictures = _PICTURES if to_objects else {}
 
-    async def handle(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
+    async def handle(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
         check(worker)
         accepted = negotiate(context_of(request.scope).accept, (JSON, *pictures))
         async with receiving(request, worker, kind, parse_body) as (context, content, wanted, call):

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.exceptions import NotFoundException
 from litestar.openapi.spec import OpenAPIType, Schema
 from litestar.params import FromPath
@@ -13,7 +13,7 @@ from litestar.types import ASGIApp
 from app import __version__
 from app.api.answering.format import best
 from app.api.answering.responses import FileResponse
-from app.api.context import context_of
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import describe, with_contents
 from app.api.receiving.content_type import JSON
@@ -74,7 +74,7 @@ _REPORTS = {
     operation_class=with_contents({HTML: Schema(type=OpenAPIType.STRING, description="A page to try the service, if it is on")}),
     responses=describe(200, dict[str, Any], "The service"),
 )
-async def root(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> Response[Any]:
+async def root(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> Response[Any]:
     """Describe the service. Browsers, which accept `text/html`, get a page to try it."""
     if worker.deployment.has_page and best(context_of(request.scope).accept, (JSON, HTML)) == HTML:
         return Response(_page(), media_type=HTML, headers={"Vary": "Accept", **_SECURITY})
