@@ -1,6 +1,6 @@
 """Results as JSON: detections, with boxes in the requested format, also as COCO results, classifications, and vectors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import repeat
 from typing import Any, TypeVar
@@ -45,21 +45,16 @@ T = TypeVar("T")
 
 
 def to_response(
-    found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str, visualization: bytes | UnsetType = UNSET
+    found: Detections, unit: BoxFormat, ending: Mapping[str, Any], visualization: bytes | UnsetType = UNSET
 ) -> DetectResponse:
-    """Describe the result of one request; add its picture, if any."""
+    """Describe the result of one request, whose `RequestContext.ending` it has; add its picture, if any."""
     detections = to_detections(found, unit)
-    return DetectResponse(detections, len(detections), visualization, **_ending(found, total_time_ms, request_id))
+    return DetectResponse(detections, len(detections), visualization, **ending_of(found, ending))
 
 
-def _ending(found: TaskResult, total_time_ms: float, request_id: str) -> dict[str, Any]:
-    size, total = ImageSize(found.width, found.height), round(total_time_ms, 2)
-    return {"status": "success", "image": size, "model": ModelUsed.of(found), "total_time_ms": total, "request_id": request_id}
-
-
-def ending_of(given: ResponseInput[Any]) -> dict[str, Any]:
-    """Return the fields of a `ResultOfModel` for the result of a request."""
-    return _ending(given.found, given.context.timing.total, given.context.request_id)
+def ending_of(found: TaskResult, ending: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a `ResultOfModel`."""
+    return {"status": "success", "image": ImageSize(found.width, found.height), "model": ModelUsed.of(found), **ending}
 
 
 def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
@@ -163,8 +158,7 @@ async def respond_in_thread(describe: Callable[[], object], pipeline: Pipeline, 
 
 def describe(given: ResponseInput[Detections], visualization: bytes | UnsetType = UNSET) -> DetectResponse | dict[str, Any]:
     """Describe the result of a request, and of a cascade what its later steps say; add the picture, if any."""
-    context = given.context
-    response = to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id, visualization)
+    response = to_response(given.found, given.wanted.boxes, given.context.ending, visualization)
     return response if given.add_steps is None else given.add_steps(msgspec.to_builtins(response))
 
 
@@ -186,8 +180,8 @@ def to_classifications(found: Classifications) -> list[Classification]:
 
 
 async def _respond_with_classes(given: ResponseInput[Classifications]) -> JsonResponse:
-    classifications = to_classifications(given.found)
-    return JsonResponse(msgspec.json.encode(ClassifyResponse(classifications, len(classifications), **ending_of(given))))
+    classes, ending = to_classifications(given.found), ending_of(given.found, given.context.ending)
+    return JsonResponse(msgspec.json.encode(ClassifyResponse(classes, len(classes), **ending)))
 
 
 CLASSES_JSON = Format("json", ("application/json",), _respond_with_classes)
@@ -204,10 +198,9 @@ def to_norm(norm: float) -> float:
 
 
 async def _respond_with_vector(given: ResponseInput[Embedding]) -> JsonResponse:
-    vector, norm = to_vector(given.found.vector), to_norm(given.found.norm)
-    return JsonResponse(
-        msgspec.json.encode(EmbedResponse(vector, norm, given.wanted.image_id, given.wanted.index, **ending_of(given)))
-    )
+    found, wanted, ending = given.found, given.wanted, ending_of(given.found, given.context.ending)
+    response = EmbedResponse(to_vector(found.vector), to_norm(found.norm), wanted.image_id, wanted.index, **ending)
+    return JsonResponse(msgspec.json.encode(response))
 
 
 VECTOR_JSON = Format("json", ("application/json",), _respond_with_vector)

@@ -16,7 +16,7 @@ from app.api.parameters.parse import names as parameter_names
 from app.api.parameters.tasks import DetectParameters
 from app.api.receiving import content_encoding, multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, body_type, media_type
-from app.errors import InvalidParameter, MalformedRequest
+from app.errors import GatewayError, InvalidParameter, MalformedRequest
 from app.remote.address import is_address
 
 FILE_FIELDS = ("image", "file")
@@ -295,17 +295,9 @@ def decode_base64(encoded: str) -> bytes:
         raise MalformedRequest('"image" is not base64') from error
 
 
-def decode_parameter(name: str, text: str, kind: type[T], expected: str) -> T:
-    """Decode the JSON that a parameter is; raise InvalidParameter, with what is expected, if it is not of this type."""
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except JSON_ERRORS as error:
-        raise InvalidParameter(f"{name}: expected {expected}") from error
-
-
-def decode(data: memoryview | msgspec.Raw, kind: type[T], expected: str) -> T:
-    """Decode JSON to a type; raise MalformedRequest with this detail if it is not of this type."""
+def decode(data: memoryview | msgspec.Raw | str, kind: type[T], expected: str, error: type[GatewayError] = MalformedRequest) -> T:
+    """Decode JSON to a type; raise the error with this detail if it is not of this type."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except JSON_ERRORS as error:
-        raise MalformedRequest(expected) from error
+    except JSON_ERRORS as cause:
+        raise error(expected) from cause

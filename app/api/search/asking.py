@@ -21,7 +21,7 @@ from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, describe, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
-from app.api.receiving.body import ParsedBody, decode_parameter, parse_body, parse_document
+from app.api.receiving.body import ParsedBody, decode, parse_body, parse_document
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import receiving
 from app.errors import InvalidParameter, MalformedRequest
@@ -74,8 +74,8 @@ class FilterParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_o
         if any(time.year not in _YEARS for time in (self.after, self.before) if time is not None):
             raise InvalidParameter(f"after, before: expected years from {_YEARS[0]} to {_YEARS[-1]}")
         given = "" if len(self.metadata or "") > _MAX_METADATA else self.metadata or "{}"
-        expected = f"a JSON object of at most {_MAX_METADATA} characters"
-        return Filter(decode_parameter("metadata", given, dict[str, Any], expected), self.after, self.before)
+        expected = f"metadata: expected a JSON object of at most {_MAX_METADATA} characters"
+        return Filter(decode(given, dict[str, Any], expected, InvalidParameter), self.after, self.before)
 
 
 class TopParameters(FilterParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):

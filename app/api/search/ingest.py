@@ -22,7 +22,7 @@ from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import own_route
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import MAX_ID_LENGTH, ImageId, Url, check_printable
-from app.api.receiving.body import decode_parameter, parse_body
+from app.api.receiving.body import decode, parse_body
 from app.api.receiving.intake import receiving
 from app.api.search.asking import WorkerSearch
 from app.errors import InvalidParameter
@@ -72,7 +72,7 @@ class _IngestParameters(IngestFlags, frozen=True, forbid_unknown_fields=True, kw
 
     def read_metadata(self) -> dict[str, Any]:
         """Return the metadata; raise InvalidParameter if they are no JSON object."""
-        return decode_parameter("metadata", self.metadata or "{}", dict[str, Any], "a JSON object")
+        return decode(self.metadata or "{}", dict[str, Any], "metadata: expected a JSON object", InvalidParameter)
 
 
 class _IngestBatchParameters(IngestFlags, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -89,7 +89,8 @@ class _IngestBatchParameters(IngestFlags, frozen=True, forbid_unknown_fields=Tru
         """Return one entry for each image; raise InvalidParameter if they are not as many, or no texts."""
         if (given := getattr(self, name)) is None:
             return [None] * (images or 0)
-        found = decode_parameter(name, given, _Texts, f"a JSON list of at most {MAX_IMAGES} strings")
+        expected = f"{name}: expected a JSON list of at most {MAX_IMAGES} strings"
+        found: list[str | None] = decode(given, _Texts, expected, InvalidParameter)
         if len(found) != (images or len(found)):
             raise InvalidParameter(f"{name}: expected {images}, one for each image, found {len(found)}")
         return found

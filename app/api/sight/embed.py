@@ -19,7 +19,7 @@ from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import describe_form, own_route
 from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import EmbeddingParameters, Url
-from app.api.receiving.body import ParsedBody, decode, decode_parameter, parse_document
+from app.api.receiving.body import ParsedBody, decode, parse_document
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import receiving
 from app.api.sight.image import Answer, image_route
@@ -111,7 +111,7 @@ class BoxesParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=Tr
     def read_boxes(self) -> list[_Box]:
         """Return the boxes; raise InvalidParameter if there are none, or not valid ones."""
         expected = f"a JSON list of at most {_MAX_BOXES} boxes of four numbers from 0 to 1, such as [[0, 0, 0.5, 1]]"
-        boxes: list[_Box] = decode_parameter("boxes", self.boxes or "", _Boxes, expected)
+        boxes: list[_Box] = decode(self.boxes or "", _Boxes, f"boxes: expected {expected}", InvalidParameter)
         for index, (left, top, right, bottom) in enumerate(boxes):
             if not (left < right and top < bottom):
                 raise InvalidParameter(f"boxes: that at index {index} is empty; expected x1 < x2 and y1 < y2")
