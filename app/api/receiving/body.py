@@ -124,7 +124,7 @@ def _split_form(data: bytes, fields: Sequence[str]) -> tuple[list[str], list[tup
         raise MalformedRequest(f"the form has too many fields; the maximum is {MAX_PARTS}")
     if b"=" not in parts[0]:
         raise MalformedRequest(f"the body is neither an image nor a form; to send a file, use {_CURL}")
-    _check_escapes(data, b"%", "the form")
+    _check_escapes(data, b"%", "the form has too many escaped characters")
     images, rest = [], []
     for part in parts:
         name, _, value = part.partition(b"=")
@@ -262,17 +262,17 @@ def _to_parameter(name: str, value: msgspec.Raw, *, is_list: bool) -> str | list
 
 def view_document(data: bytes) -> memoryview:
     """View JSON without the byte order mark that some programs add (RFC 8259, 8.1); MalformedRequest for too many escapes."""
-    _check_escapes(data, b"\\", "the JSON")
+    _check_escapes(data, b"\\", "the JSON has too many escaped characters; base64 needs none but for line breaks")
     return memoryview(data)[len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0 :]
 
 
-def _check_escapes(data: bytes, escape: bytes, what: str) -> None:
+def _check_escapes(data: bytes, escape: bytes, otherwise: str) -> None:
     """Raise MalformedRequest for so many escapes that decoding them would block all threads for long."""
     escapes = 0
     for start in range(0, len(data), _COUNTED_BYTES) if len(data) > _COUNTED_BYTES else ():
         escapes += data.count(escape, start, start + _COUNTED_BYTES)
         if escapes > len(data) / _PER_ESCAPE:
-            raise MalformedRequest(f"{what} has too many escaped characters; base64 needs few of them, or none")
+            raise MalformedRequest(otherwise)
 
 
 def decode_base64(encoded: str) -> bytes:
