@@ -84,7 +84,7 @@ class ImagesAnswer(Generic[R, T]):
     def __init__(
         self, images: int, convert: Callable[[int, R], Awaitable[T]] | None, context: RequestContext, metrics: Metrics
     ) -> None:
-        """Prepare for a number of images; `convert` makes what is kept of each, as soon as it is done: None keeps the result."""
+        """Prepare for a number of images; `convert` makes what is kept of each as soon as it is done, None keeps the result."""
         self.totals: Counter[str] = Counter()
         self.converted: dict[int, T] = {}
         self.problems: dict[int, Problem] = {}
