@@ -20,10 +20,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class CorsMiddleware:
-    """Answers preflight requests, which have no key, and adds the headers of CORS to other responses.
-
-    Litestar's own middleware would not see those of `DispatchMiddleware`, and would include the routes that need the scope `admin`.
-    """
+    """Answers preflight requests, and adds the headers of CORS; unlike Litestar's, also to responses of `DispatchMiddleware`."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], litestar: Litestar) -> None:
         self.app = app

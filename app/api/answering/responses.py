@@ -31,10 +31,7 @@ class JsonResponse(ASGIResponse):
 
 
 class LargeResponse(ASGIResponse):
-    """Sends a body in chunks, with status 200, and reserves memory for it until the client has received it.
-
-    The server would buffer a whole body for a client that does not read.
-    """
+    """Sends a body in chunks, within reserved memory: the server would buffer a whole one for a client that does not read."""
 
     def __init__(  # deliberately skips the base constructor
         self, body: bytes, content_type: str, memory: MemoryBudget, headers: Sequence[Header] = ()

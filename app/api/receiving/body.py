@@ -164,10 +164,7 @@ def _outline(content: str, kind: type[Parameters]) -> Any:  # noqa: ANN401 - a S
 
 
 def parse_document(data: bytes, content: str, kind: type[Parameters], example: str) -> tuple[msgspec.Raw, Pairs]:
-    """Parse a JSON object; return its member `content`, empty if it is missing, and the parameters beside it.
-
-    Raise MalformedRequest if it is not as in the example, InvalidParameter if a parameter is unknown, or given more than once.
-    """
+    """Parse a JSON object to its member `content`, empty if missing, and parameters; raise MalformedRequest or InvalidParameter."""
     document = view_document(data)
     try:
         members = msgspec.structs.asdict(msgspec.json.decode(document, type=_outline(content, kind)))

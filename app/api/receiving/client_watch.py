@@ -46,10 +46,7 @@ class ClientWatch(Interruption):
         super().__exit__(kind, error, traceback)
 
     async def read_body(self, upload: Upload, *, may_be_empty: bool = False, is_last: bool = True) -> bytes:
-        """Receive the whole body, large ones counted in `upload`; raise MalformedRequest, BodyTooLarge, ClientGone or GatewayFull.
-
-        Its time limit ends with it if `is_last`, and otherwise when the caller sets `is_body_complete`.
-        """
+        """Receive the whole body, large ones counted in `upload`; it ends the time limit if `is_last`, else the caller does."""
         receive, max_bytes = self._receive, self._limits.max_bytes
         chunks: list[bytes | bytearray] = []
         rest = bytearray()  # a list of many small chunks would cost more than the body itself

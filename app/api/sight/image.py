@@ -52,11 +52,7 @@ def image_route(  # noqa: PLR0913 - the properties of a route
     to_objects: Callable[[P, R], Detections] | None = None,
     **described: Any,  # noqa: ANN401 - for OpenAPI
 ) -> HTTPRouteHandler:
-    """Make a route for one image, in any of the forms that the gateway's own routes accept.
-
-    `to_answer` is called in a thread; `check` may raise before the body is received; `to_objects` returns what a picture shows, if
-    `Accept` prefers one.
-    """
+    """Make a route for one image; `to_answer` runs in a thread, `check` before the body is received, `to_objects` for a picture."""
     pictures = _PICTURES if to_objects else {}
 
     async def handle(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
