@@ -37,24 +37,24 @@ _AWAY = "the process that keeps images does not answer"
 async def open_process(
     transport: httpx.AsyncBaseTransport, limits: BodyLimits, table: WorkerTable
 ) -> AsyncIterator["SearchProcess"]:
-    """Open the connections to the process of search, whether it answers or not; arguments as for `SearchProcess`."""
-    search = SearchProcess(transport, limits, table)
-    watching = asyncio.gather(search.watch_process(), search.watch_database())
-    try:
-        yield search
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        await search.close()
+    """Open the connections to the process of search, whether it answers or not."""
+    async with httpx.AsyncClient(transport=transport, base_url="http://search", timeout=httpx.Timeout(None)) as client:
+        search = SearchProcess(client, limits, table)
+        watching = asyncio.gather(search.watch_process(), search.watch_database())
+        try:
+            yield search
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
 class SearchProcess:
     """Search as a worker sees it: a process that answers requests, or does not."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, limits: BodyLimits, table: WorkerTable) -> None:
+    def __init__(self, client: httpx.AsyncClient, limits: BodyLimits, table: WorkerTable) -> None:
         self._limits, self._read_beat = limits, table.follower_beat
         self._passed_on = CallerCounts(table, "passed on")
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://search", timeout=httpx.Timeout(None))
+        self._client = client
         self._is_away = False
         self._database_failure: str | None = None
         self._waiting: dict[Interruption, float] = {}
@@ -83,10 +83,6 @@ class SearchProcess:
                 for waiting, since in self._waiting.items():
                     if failure and since < inf:
                         waiting.interrupt(SearchUnavailable(failure))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
 
     async def why_unusable(self) -> str | None:
         """Return why search does not work, None if it does."""

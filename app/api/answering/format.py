@@ -61,7 +61,8 @@ def best(accept: bytes, media_types: tuple[str, ...]) -> str | None:
     qualities = _qualities(accept)
     if not qualities:
         return media_types[0]
-    found = {media_type: _quality_of(media_type, qualities) for media_type in media_types}
+    ranges = {media_type: (media_type, media_type.partition("/")[0] + "/*", "*/*") for media_type in media_types}
+    found = {each: next((qualities[name] for name in names if name in qualities), 0.0) for each, names in ranges.items()}
     chosen = max(found, key=lambda media_type: found[media_type])
     return chosen if found[chosen] > 0 else None
 
@@ -81,8 +82,3 @@ def _qualities(accept: bytes) -> dict[str, float]:
             quality = _QUALITY.search(found[2])
             qualities[found[1]] = float(quality[1]) if quality else 1.0
     return qualities
-
-
-def _quality_of(media_type: str, qualities: dict[str, float]) -> float:
-    ranges = media_type, media_type.partition("/")[0] + "/*", "*/*"
-    return next((qualities[name] for name in ranges if name in qualities), 0.0)

@@ -120,17 +120,14 @@ def _explain_method(request: AnyRequest, allow: str) -> str:
 
 
 def _explain_path(request: AnyRequest) -> str:
-    documented = [route.path for route in request.app.routes if isinstance(route, HTTPRoute) and _is_documented(route)]
+    routes = [route for route in request.app.routes if isinstance(route, HTTPRoute) and "{" not in route.path]
+    documented = [each.path for each in routes if any(handler.resolve_include_in_schema() for handler in each.route_handlers)]
     similar = suggestion(request.scope["path"], documented, _SIMILARITY)
     return f"this path does not exist{similar or ';'} {_page_of(request)} lists those that do"
 
 
 def _page_of(request: AnyRequest) -> str:
     return SEARCH_DOCS if worker_of(request).deployment.is_beside else DOCS
-
-
-def _is_documented(route: HTTPRoute) -> bool:
-    return "{" not in route.path and any(handler.resolve_include_in_schema() for handler in route.route_handlers)
 
 
 def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[dict[str, str], Problem]:

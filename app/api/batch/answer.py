@@ -82,14 +82,18 @@ class ImagesAnswer(Generic[R, T]):
     """Keeps what becomes of each image of a batch, and counts images for metrics and log."""
 
     def __init__(
-        self, images: int, convert: Callable[[int, R], Awaitable[T]] | None, context: RequestContext, metrics: Metrics
+        self,
+        names: Sequence[str | None],
+        convert: Callable[[int, R], Awaitable[T]] | None,
+        context: RequestContext,
+        metrics: Metrics,
     ) -> None:
-        """Prepare for a number of images; `convert` makes what is kept of each as soon as it is done, None keeps the result."""
+        """Prepare for images with these names; `convert` makes what is kept of each when it is done; None keeps the result."""
         self.totals: Counter[str] = Counter()
         self.converted: dict[int, T] = {}
         self.problems: dict[int, Problem] = {}
         self.model: ModelUsed | None = None
-        self._images = images
+        self._names, self._images = names, len(names)
         self._convert = convert
         self._context = context
         self._metrics = metrics
@@ -150,15 +154,15 @@ class ImagesAnswer(Generic[R, T]):
             **self._context.ending,
         }
 
-    def document(self: "ImagesAnswer[R, bytes]", names: Sequence[str | None]) -> dict[str, Any]:
-        """Return the fields of `Documents`, with encoded results, of images with these file names."""
+    def document(self: "ImagesAnswer[R, bytes]") -> dict[str, Any]:
+        """Return the fields of `Documents`, with encoded results."""
         results = [msgspec.Raw(result) for _, result in sorted(self.converted.items())]
-        return {"results": results, "failures": self.failures(names), **self.summary()}
+        return {"results": results, "failures": self.failures(), **self.summary()}
 
-    def failures(self, names: Sequence[str | None]) -> list[BatchFailure] | None:
-        """Describe the images with these file names that failed; None if there are none."""
+    def failures(self) -> list[BatchFailure] | None:
+        """Describe the images that failed; None if there are none."""
         problems = sorted(self.problems.items())
-        return [BatchFailure(names[index], index, problem.detail, problem) for index, problem in problems] or None
+        return [BatchFailure(self._names[index], index, problem.detail, problem) for index, problem in problems] or None
 
 
 def to_result(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections) -> bytes:
@@ -167,9 +171,9 @@ def to_result(names: Sequence[str | None], unit: BoxFormat, index: int, found: D
     return msgspec.json.encode(BatchResult(names[index], index, detections, len(detections), "success", None, size))
 
 
-def to_document(answer: ImagesAnswer[Detections, bytes], names: Sequence[str | None]) -> bytes:
+def to_document(answer: ImagesAnswer[Detections, bytes]) -> bytes:
     """Encode a whole document."""
-    return msgspec.json.encode(BatchResponse(model=answer.model, **answer.document(names)))
+    return msgspec.json.encode(BatchResponse(model=answer.model, **answer.document()))
 
 
 def to_line(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections | Problem) -> bytes:

@@ -91,7 +91,7 @@ def by_answers(to_answer: Callable[[P, R], Placed], to_document: Callable[..., m
             return msgspec.json.encode(result), result.totals()
 
         def finish(answer: ImagesAnswer[R, bytes]) -> bytes:
-            return msgspec.json.encode(to_document(**answer.document(names), **answer.totals))
+            return msgspec.json.encode(to_document(**answer.document(), **answer.totals))
 
         return Writer(encode, finish)
 
@@ -130,7 +130,7 @@ def images_route(  # noqa: PLR0913 - the properties of a route
                 answer.totals.update(counts)
                 return encoded
 
-            answer: ImagesAnswer[R, bytes] = ImagesAnswer(len(images), convert, context, worker.metrics)
+            answer: ImagesAnswer[R, bytes] = ImagesAnswer(content.names, convert, context, worker.metrics)
             stack.callback(answer.log)
             context.log_fields["image_bytes"] = sum(len(image) for image in images if isinstance(image, bytes))
             try:
@@ -193,8 +193,8 @@ def _write_detections(wanted: BatchParameters, names: Sequence[str | None], medi
         )
     if wanted.format is None and media_type == LINES:
         to_text = partial(to_line, names, wanted.boxes)
-        return Writer(lambda *given: (to_text(*given), {}), partial(to_document, names=names), to_text)
-    return Writer(lambda *given: (to_result(names, wanted.boxes, *given), {}), partial(to_document, names=names))
+        return Writer(lambda *given: (to_text(*given), {}), to_document, to_text)
+    return Writer(lambda *given: (to_result(names, wanted.boxes, *given), {}), to_document)
 
 
 def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:

@@ -20,7 +20,6 @@ from app import __version__
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects
 from app.api.answering.responses import JsonResponse
-from app.api.answering.schema import Problem
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch
 from app.api.context import AnyRequest, RequestContext, context_of
@@ -213,15 +212,10 @@ def complete(command: str, context: RequestContext, own: dict[str, Any]) -> dict
     }
 
 
-def write_error(problem: Problem) -> dict[str, Any]:
-    """Convert a problem to DeepStack's error format, with CodeProject.AI's `code`."""
-    return {"success": False, "error": problem.detail, "duration": 0, "code": problem.status}
-
-
 # DeepStack's own clients expect 400 for a bad image.
 DIALECT = Dialect(
     "deepstack",
     [detection, faces, match, names, read, list_custom, update_available],
-    write_error,
+    lambda problem: {"success": False, "error": problem.detail, "duration": 0, "code": problem.status},
     statuses={415: 400, 422: 400},
 )

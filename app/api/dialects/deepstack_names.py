@@ -149,7 +149,9 @@ def _parse_images(data: bytes, content_type: str, kind: type[DialectParameters])
     images: list[Image] = [part.content or MalformedRequest("the image is empty") for part in parts if part.file_name is not None]
     if not images:
         raise MalformedRequest("there is no image; send one as a file, in the field image or image1")
-    return ParsedBatch(images, [], [multipart.to_parameter(part, "image") for part in parts if part.file_name is None])
+    return ParsedBatch(
+        images, [None] * len(images), [multipart.to_parameter(part, "image") for part in parts if part.file_name is None]
+    )
 
 
 def _respond(command: str, context: RequestContext, **own: Any) -> ASGIResponse:  # noqa: ANN401 - any JSON

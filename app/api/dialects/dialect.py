@@ -120,7 +120,7 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
     async with receiving(request, worker, kind, parse) as (context, content, wanted, call):
         images = content.images
         refuse_large(images, worker.deployment.body_limits.max_bytes)
-        answer: ImagesAnswer[Any, Any] = ImagesAnswer(len(images), keep, context, worker.metrics)
+        answer: ImagesAnswer[Any, Any] = ImagesAnswer(content.names, keep, context, worker.metrics)
         is_single = len(images) == 1
         with pipeline.admission.memory.reserve(call.caller, "the masks of these images") as memory:
             try:

@@ -14,13 +14,11 @@ from litestar import get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
-from litestar.types import HTTPScope
 from msgspec import Meta
 
 from app.api.answering import drawn
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import respond_json
-from app.api.answering.schema import Problem
 from app.api.batch.answer import ImagesAnswer
 from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline
@@ -215,11 +213,6 @@ def describe_v0(given: ResponseInput[Detections], pictures: Sequence[bytes] = ()
     return to_inference(given.found, context.request_id, context.timing.total, threshold, pictures[0] if pictures else None)
 
 
-def write_error(problem: Problem) -> dict[str, Any]:
-    """Convert a problem to Roboflow's error format."""
-    return {"status": problem.status, "message": problem.detail}
-
-
 def _to_number(confidence: float | Usual) -> float:
     return _DEFAULTS.confidence if isinstance(confidence, str) else confidence
 
@@ -227,10 +220,6 @@ def _to_number(confidence: float | Usual) -> float:
 def _to_fraction(number: float) -> float:
     """Convert a fraction or a percentage to a fraction: 1 is one percent."""
     return number / 100 if number >= 1 else number
-
-
-def _is_v0(scope: HTTPScope) -> bool:
-    return scope["method"] == "POST" and not scope["path"].startswith("/predict/")
 
 
 DIALECT = Dialect(
@@ -241,6 +230,6 @@ DIALECT = Dialect(
         _infer_route("/infer/instance_segmentation", "segmentation"),
         _infer_route("/infer/keypoints_detection", "pose"),
     ],
-    write_error,
-    applies={_V0: _is_v0},
+    lambda problem: {"status": problem.status, "message": problem.detail},
+    applies={_V0: lambda scope: scope["method"] == "POST" and not scope["path"].startswith("/predict/")},  # the gateway's own
 )

@@ -256,12 +256,10 @@ async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch
             return _near(found, ids[index]), duplicate
 
         asking = Asking(lambda worker, _: worker.pipeline.default_for(_TASK), add)
-        answer = ImagesAnswer(images, keep, context, worker.metrics)
+        answer = ImagesAnswer(content.names, keep, context, worker.metrics)
         await answer.run(await open_batch(worker, search.pipeline, content.images, wanted, call, asking))
     answer.log()
-    errors = [
-        ErrorDetail(image_id=ids[each.index], **msgspec.structs.asdict(each)) for each in answer.failures(content.names) or ()
-    ]
+    errors = [ErrorDetail(image_id=ids[each.index], **msgspec.structs.asdict(each)) for each in answer.failures() or ()]
     kept = [details for _, details in sorted(answer.converted.items())]
     document = IngestBatchResponse(
         **sum_up(answer.totals + Counter(errors=len(errors))),

@@ -165,7 +165,7 @@ def parse_pair(data: bytes, content_type: str, kind: type[Parameters]) -> Parsed
                 parameters.append(multipart.to_parameter(part, " and ".join(_IMAGES)))
             else:
                 images[part.name] = decode_text(part.text) if part.text else part.content or MalformedRequest("the image is empty")
-        parsed = ParsedBatch([images[name] for name in _IMAGES if name in images], [], parameters)
+        parsed = ParsedBatch([images[name] for name in _IMAGES if name in images], [*_IMAGES], parameters)
     if len(parsed.images) != len(_IMAGES):
         raise MalformedRequest(f"expected two images, in the form fields image1 and image2, found {len(parsed.images)}")
     return parsed
@@ -189,7 +189,7 @@ async def verify(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) 
     require_faces(worker)
     async with receiving(request, worker, VerifyParameters, parse_pair) as (context, content, wanted, call):
         context.log_fields |= pipeline.log_fields(LARGEST.first(worker, wanted))
-        answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(len(_IMAGES), None, context, worker.metrics)
+        answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(_IMAGES, None, context, worker.metrics)
         await answer.run(await open_batch(worker, pipeline, content.images, wanted, call, LARGEST))
         answer.log()
         response = compare(answer.all(), wanted.threshold, context)
