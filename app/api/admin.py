@@ -4,29 +4,27 @@ import asyncio
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import IO, Annotated, Any, get_type_hints
+from typing import IO, Annotated, get_type_hints
 
 import msgspec
-from litestar import Request, delete, post, put
+from litestar import delete, post, put
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Parameter, RequestBody, Schema
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta
 from multipart import MultipartSegment, PushMultipartParser, parse_options_header
 
 from app.api.answering.schema import ModelInfo
-from app.api.context import PAUSE_SECONDS, context_of, header_of
+from app.api.context import PAUSE_SECONDS, AnyRequest, BodyLimits, context_of, header_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import ADMIN, binary, describe_form
 from app.api.parameters.parse import Pairs, check_model_name
-from app.api.receiving.client_watch import body_too_large
+from app.api.receiving.client_watch import ClientWatch, body_too_large
 from app.api.receiving.content_type import MULTIPART
 from app.api.receiving.intake import query_of
 from app.api.reports.models import describe_model
 from app.errors import (
-    BodyTimeout,
-    ClientGone,
     GatewayError,
     GatewayFull,
     InvalidParameter,
@@ -54,8 +52,6 @@ MAX_MODEL_BYTES = 2047 << 20
 
 @dataclass
 class _AddOperation(Operation):
-    """Adds the options and the body, which Litestar cannot derive from a handler that takes the raw body."""
-
     def __post_init__(self) -> None:
         hints = get_type_hints(Options, include_extras=True).items()
         texts = {name: hint.__metadata__[0].description for name, hint in hints if name in _OPTIONS} | {
@@ -84,7 +80,7 @@ class DefaultVersion(msgspec.Struct, frozen=True):
     **ADMIN,
     request_max_body_size=None,
 )
-async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: Worker) -> ModelInfo:
+async def add_model(request: AnyRequest, model: ModelName, worker: Worker) -> ModelInfo:
     """Add a network in ONNX: the body is the file, or a form with it.
 
     The options of `nereid add` are parameters, or fields of the form. The file is checked as one that may be hostile.
@@ -99,7 +95,6 @@ async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: W
             file.seek(0)
         except OSError as error:
             raise ModelsNotManaged(f"the model repository cannot be written: {error.strerror}") from error
-        context_of(request.scope).is_body_received = True
         given = [f"--{option.replace('_', '-')}={value}" for option, value in options]
         return await _run(worker, "add", "-", "--untrusted", *given, model=model, stdin=file)
 
@@ -137,7 +132,6 @@ ROUTES = [add_model, load_model, unload_model, choose_version, remove_model]
 
 @contextmanager
 def _changing(model: str, worker: WorkerResources) -> Iterator[None]:
-    """Reject a request for a name that no model can have, and one while another one of this host changes models."""
     check_model_name(model)
     table = worker.metrics.table
     column = table.column(_CHANGES)
@@ -151,7 +145,6 @@ def _changing(model: str, worker: WorkerResources) -> Iterator[None]:
 
 
 def _check_options(given: Pairs) -> list[tuple[str, str]]:
-    """Return options of `nereid add`; raise InvalidParameter if one is unknown, repeated or has characters that no text has."""
     for name, value in given:
         if name not in _OPTIONS:
             raise InvalidParameter(f"unknown parameter {name[:64]!r}; expected one of {', '.join(sorted(_OPTIONS))}")
@@ -170,7 +163,6 @@ async def _run(
     version: int | None = None,
     stdin: IO[bytes] | None = None,
 ) -> ModelInfo:
-    """Run a command of this program for a model, or a version of it; return its description, with what the command has said."""
     named = [f"--name={model}"] if command == "add" else ["--", model if version is None else f"{model}:{version}"]
     # uvloop's own would run the hooks of Granian's forks.
     process = await asyncio.to_thread(
@@ -203,19 +195,18 @@ async def _run(
     raise ModelRefused(messages[-1])
 
 
-async def _receive(request: Request[Any, Any, Any], file: IO[bytes], max_bytes: int) -> list[tuple[str, str]]:
-    """Receive a file, or a form with one, into `file`; return the form's other fields."""
+async def _receive(request: AnyRequest, file: IO[bytes], max_bytes: int) -> list[tuple[str, str]]:
     content_type, options = parse_options_header(header_of(request.scope, b"content-type"))
-    chunks = receive_parts(request, max_bytes)
-    if content_type != MULTIPART:
-        async for chunk in chunks:
-            await asyncio.to_thread(file.write, chunk)
-        return []
-    try:
-        with PushMultipartParser(options.get("boundary", ""), max_segment_count=len(_OPTIONS) + 1) as parser:
-            return await _receive_form(parser, chunks, file)
-    except ValueError as error:  # includes MultipartError and UnicodeError
-        raise MalformedRequest("the form is not well formed, or has too many parts") from error
+    async with receiving_parts(request, max_bytes) as chunks:
+        if content_type != MULTIPART:
+            async for chunk in chunks:
+                await asyncio.to_thread(file.write, chunk)
+            return []
+        try:
+            with PushMultipartParser(options.get("boundary", ""), max_segment_count=len(_OPTIONS) + 1) as parser:
+                return await _receive_form(parser, chunks, file)
+        except ValueError as error:  # includes MultipartError and UnicodeError
+            raise MalformedRequest("the form is not well formed, or has too many parts") from error
 
 
 async def _receive_form(parser: PushMultipartParser, chunks: AsyncIterator[bytes], file: IO[bytes]) -> list[tuple[str, str]]:
@@ -239,25 +230,13 @@ async def _receive_form(parser: PushMultipartParser, chunks: AsyncIterator[bytes
     return [(name, value.decode()) for name, value in fields]
 
 
-async def receive_parts(request: Request[Any, Any, Any], max_bytes: int) -> AsyncIterator[bytes]:
-    """Yield the parts of the body, none if it is declared too large."""
-    if int(header_of(request.scope, b"content-length") or "0") > max_bytes:
+@asynccontextmanager
+async def receiving_parts(request: AnyRequest, max_bytes: int) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Yield the parts of the body; raise BodyTooLarge before the first one if that is declared."""
+    nbytes = int(header_of(request.scope, b"content-length") or max_bytes)
+    if nbytes > max_bytes:
         raise body_too_large(max_bytes)
-    time = asyncio.get_running_loop().time
-    start, received = time(), 0
-    while True:
-        left = start + PAUSE_SECONDS + received / _MIN_BYTES_PER_SECOND - time()
-        try:
-            async with asyncio.timeout(min(left, PAUSE_SECONDS)):
-                message = await request.receive()
-        except TimeoutError:
-            text = f"without pauses of more than {PAUSE_SECONDS:g} s, and on average with {_MIN_BYTES_PER_SECOND >> 10} KiB/s"
-            raise BodyTimeout(f"a body has to arrive {text}") from None
-        if message["type"] != "http.request":
-            raise ClientGone("the client disconnected before the end of the body")
-        received += len(message["body"])
-        if received > max_bytes:
-            raise body_too_large(max_bytes)
-        yield message["body"]
-        if not message["more_body"]:
-            return
+    limits = BodyLimits(max_bytes, PAUSE_SECONDS + nbytes / _MIN_BYTES_PER_SECOND)
+    with ClientWatch(request.receive, limits) as client:
+        yield client.receive_parts()
+    context_of(request.scope).is_body_received = True

@@ -51,13 +51,10 @@ _MODEL_ROUTES: dict[str, Sequence[HTTPRouteHandler]] = {
     "vectors": [EMBED, *embed.ROUTES],
     "analysis": analyze.ROUTES,
 }
-"""Routes that run models, by the tag of their subject (see `docs.TAGS`)."""
 
 Application = ASGIApp
 OpenSearch = Callable[[Pipeline, Catalog, Metrics], AbstractAsyncContextManager[SearchState]]
-"""Context manager of a worker's search: the connection to its process, or, in this process, search itself."""
 OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipeline, Metrics]]]
-"""Context manager of a worker's pool of Tritons, pipeline and metrics; closes them after the last request."""
 
 
 def build(
@@ -67,10 +64,7 @@ def build(
     tracing: "Tracing | None" = None,
     open_search: OpenSearch | None = None,
 ) -> Application:
-    """Build the application of one worker, whose lifespan can run only once, because dependencies are cached.
-
-    Without `keys` the API is open; without `open_search`, search is off. The caller closes `tracing`.
-    """
+    """Build the application of one worker, whose lifespan can run only once. Without `keys` the API is open."""
     resources = WorkerResources(deployment, keys)
 
     @asynccontextmanager
@@ -174,10 +168,7 @@ def _guarded(handlers: Sequence[HTTPRouteHandler]) -> Iterator[HTTPRouteHandler]
 
 
 def _secured(handlers: Sequence[HTTPRouteHandler], keys: ApiKeys | None, scope: str = "search") -> Iterator[HTTPRouteHandler]:
-    """Copy handlers and describe the scope that they need; a router would describe it for others with the same path, too.
-
-    `scope` is that of handlers which do not say which one they need.
-    """
+    """Copy handlers and describe the scope that they need; a router would describe it for others with the same path, too."""
     for handler in map(copy, handlers):
         wanted = handler.scope if isinstance(handler, ModelRoute) else handler.opt.get("scope", scope)
         handler.security = _security(keys, wanted)

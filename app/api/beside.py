@@ -30,7 +30,6 @@ _HOP_BY_HOP = {b"connection", b"expect", b"keep-alive", b"te", b"trailer", b"tra
 _REPLACED = {b"traceparent", b"x-real-ip", b"x-request-id"}
 _KEYS = {b"authorization", b"x-api-key"}
 REPORT = "/unusable"
-"""Where the process tells its workers why search does not work."""
 _AWAY = "the process that keeps images does not answer"
 
 
@@ -38,28 +37,24 @@ _AWAY = "the process that keeps images does not answer"
 async def open_process(
     transport: httpx.AsyncBaseTransport, limits: BodyLimits, table: WorkerTable
 ) -> AsyncIterator["SearchProcess"]:
-    """Open the connections to the process of search, whether it answers or not; arguments as for `SearchProcess`."""
-    search = SearchProcess(transport, limits, table)
-    watching = asyncio.gather(search.watch_process(), search.watch_database())
-    try:
-        yield search
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        await search.close()
+    """Open the connections to the process of search, whether it answers or not."""
+    async with httpx.AsyncClient(transport=transport, base_url="http://search", timeout=httpx.Timeout(None)) as client:
+        search = SearchProcess(client, limits, table)
+        watching = asyncio.gather(search.watch_process(), search.watch_database())
+        try:
+            yield search
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
 class SearchProcess:
     """Search as a worker sees it: a process that answers requests, or does not."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, limits: BodyLimits, table: WorkerTable) -> None:
-        """Ask the process by this transport.
-
-        `limits` are those of the bodies that are passed on. In the table, the process beats, and the requests are counted.
-        """
+    def __init__(self, client: httpx.AsyncClient, limits: BodyLimits, table: WorkerTable) -> None:
         self._limits, self._read_beat = limits, table.follower_beat
         self._passed_on = CallerCounts(table, "passed on")
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://search", timeout=httpx.Timeout(None))
+        self._client = client
         self._is_away = False
         self._database_failure: str | None = None
         self._waiting: dict[Interruption, float] = {}
@@ -89,10 +84,6 @@ class SearchProcess:
                     if failure and since < inf:
                         waiting.interrupt(SearchUnavailable(failure))
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
-
     async def why_unusable(self) -> str | None:
         """Return why search does not work, None if it does."""
         if self._is_away:
@@ -104,12 +95,7 @@ class SearchProcess:
         return _AWAY
 
     async def keep_vector(self, image: bytes, image_id: str | None, scope: HTTPScope, seconds: float) -> str:
-        """Add an encoded image to the index, with its vector alone, within this time; return the id that it has there.
-
-        Raises:
-            SearchUnavailable: The process does not answer.
-            GatewayError: The process refuses the image; status, code and detail are those of the process.
-        """
+        """Index an encoded image, with its vector alone; return its id. Raise SearchUnavailable, or the error of the process."""
         parts = dict.fromkeys(("enable_detection", "enable_faces", "enable_ocr"), "false")
         query = {**parts, "timeout_ms": str(round(seconds * 1e3)), **({} if image_id is None else {"image_id": image_id})}
         headers = [*(header for header in scope["headers"] if header[0] in _KEYS), *_headers(context_of(scope))]
@@ -124,14 +110,7 @@ class SearchProcess:
         return str(document["existing_image_id"] or document["image_id"])
 
     async def pass_on(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and the response back. The process applies the rules for the request, counts it and logs it.
-
-        Raises:
-            GatewayFull: Too many requests are being passed on.
-            SearchUnavailable: The process does not answer.
-            BodyTimeout: The body did not arrive in time.
-            ClientGone: The client has disconnected.
-        """
+        """Pass a request on, and the response back; raise GatewayFull, SearchUnavailable, BodyTimeout or ClientGone."""
         context = context_of(scope)
         headers = [header for header in scope["headers"] if header[0] not in _HOP_BY_HOP | _REPLACED] + _headers(context)
         target = quote(scope["path"]).encode() + (b"?" + scope["query_string"] if scope["query_string"] else b"")
@@ -165,7 +144,6 @@ class SearchProcess:
 
     @contextmanager
     def _answering(self, waiting: Interruption) -> Iterator[None]:
-        """Raise SearchUnavailable if the process does not answer, or stops answering while the block waits for it."""
         failure = _AWAY if self._is_away else self._database_failure
         if failure is not None:
             raise SearchUnavailable(failure)
@@ -181,7 +159,6 @@ class SearchProcess:
 
 
 def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
-    """Return the headers that tell the process of the request as this worker knows it."""
     headers = {b"x-request-id": context.request_id, b"x-real-ip": context.client_address}
     if context.trace is not None:
         headers[b"traceparent"] = context.trace.traceparent

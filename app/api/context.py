@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from litestar import Request
 from litestar.types import HTTPScope, Scope
 
 from app.resilience.fairness import ANYBODY
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 
+AnyRequest = Request[Any, Any, Any]
 PAUSE_SECONDS = 10.0
 """Maximum time between two reads of a request body, or two writes of a response."""
 
@@ -24,57 +26,47 @@ class RequestContext:
     """Request id, trace, timing and log fields of one request, and the state of its response."""
 
     accept = b""
-    """The `Accept` header, with repeated headers joined; empty if absent."""
     trace: TraceContext | None = None
     """The request's own span, or the caller's if tracing is off here; None if the request belongs to no trace."""
     status = 0
-    """Status of the response; 0 until it is sent."""
     request_bytes = 0
     response_bytes = 0
-    """Bytes of the response body sent so far."""
     has_model_route = False
-    """Whether `DispatchMiddleware` has matched a model route and recorded the request's key and model."""
     body_limits: BodyLimits
     """Limits of the body, whose time is also that of a response; set by the guards of model routes."""
     slow_request_ms = 0.0
-    """Requests that take longer are logged as warnings; 0 disables this."""
     scopes: frozenset[str] | None = None
-    """The scopes of the caller's key; None until it is identified, or if no keys are configured."""
     scope = "detect"
-    """The scope that the route needs, if it is a model route."""
     is_anonymous = False
     """Whether the headers have no API key, but the body may contain one."""
     client_address = ""
-    """The client's address; empty on a unix socket if no proxy sends it."""
     model = ""
     """Reference of the model that the path, headers or query name, or of the default model; empty if the body may name the
     model, and on other routes."""
     caller = ANYBODY
     """The key once it is identified; before, and without keys, the client's address."""
     tenant = ""
-    """That of the caller's key: whose indexed images it searches and adds to."""
     is_body_received = False
     is_client_gone = False
-    """Whether the client disconnected before the request or the response was complete."""
     is_detail_logged = True
     is_passed_on = False
     """Whether another process answers the request, counts it and logs it; or, for a report to workers, nobody does."""
     error = ""
-    """The code of the error in the response; empty without an error."""
     failed_stage = ""
-    """The stage in which the detection failed."""
     rejection_reason = ""
-    """The exhausted resource, if the request is rejected because the gateway is full."""
 
     def __init__(self, request_id: str, content_type: str, content_encoding: str = "") -> None:
         self.request_id = request_id
         self.content_type = content_type
-        """The `Content-Type` header; empty if absent."""
         self.content_encoding = content_encoding
-        """The `Content-Encoding` header; empty if absent."""
         self.timing = Timing()
         self.after_answer: list[Callable[[], object]] = []
         self.log_fields: dict[str, Any] = {}
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """The fields `total_time_ms` and `request_id`, with which an answer ends."""
+        return {"total_time_ms": round(self.timing.total, 2), "request_id": self.request_id}
 
     def end_answer(self) -> None:
         """Begin what waits until the response has been sent."""

@@ -39,17 +39,12 @@ class Deployment(NamedTuple):
     batch_limits: BodyLimits
     limits: LimitsInForce
     triton_metrics_urls: tuple[str, ...]
-    """Metrics endpoints of the Tritons, as far as they are known."""
     slow_request_ms: float
-    """Requests that take longer are logged as warnings; 0 disables this."""
     trusted_proxies: Proxies
     has_page: bool = True
-    """Whether `/` serves a page to browsers."""
     dialects: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
-    """Origins whose pages may call the API; `*` is every origin."""
     workers: int = 1
-    """Number of workers that the host should have."""
     model_repository: Path = Path()
     has_faces: bool = False
     is_search_alone: bool = False
@@ -57,7 +52,6 @@ class Deployment(NamedTuple):
     is_beside: bool = False
     """Whether workers alone ask this process, by a private socket, and pass requests of search on to it."""
     keeps_thumbnails: bool = False
-    """Whether search keeps a small picture of each image."""
 
 
 class SearchState(Protocol):
@@ -68,23 +62,18 @@ class SearchState(Protocol):
 
 
 class WorkerResources:
-    """Resources that are shared in one worker. The application's lifespan sets them: gRPC needs the running event loop.
-
-    Into handlers that ask Triton or a model, that one is injected (see `providers`). Here admission and intake find them.
-    """
+    """Resources that are shared in one worker. The application's lifespan sets them: gRPC needs the running event loop."""
 
     tritons: TritonPool
     pipeline: Pipeline
     metrics: Metrics
     search: SearchState | None = None
-    """None if search is off."""
     is_draining = False
 
     def __init__(self, deployment: Deployment, keys: ApiKeys | None = None) -> None:
         self.deployment = deployment
         self.catalog = Catalog(deployment.model_repository / CASCADES)
         self.keys = keys
-        """The API keys that callers need; None if the API is open."""
 
     async def is_ready(self) -> bool:
         """Return whether the default model is ready, the worker is not about to stop, and search alone has its database."""
@@ -104,7 +93,6 @@ class WorkerResources:
 Worker = NamedDependency[WorkerResources]
 WorkerTritons = NamedDependency[TritonPool]
 WorkerPipeline = NamedDependency[Pipeline]
-"""Asks models, by the same client."""
 
 
 def worker_of(connection: ASGIConnection[Any, Any, Any, Any]) -> WorkerResources:
@@ -122,7 +110,7 @@ def _pipeline(worker: Worker) -> Pipeline:
 
 
 def providers(resources: WorkerResources) -> dict[str, Provide]:
-    """Return the dependencies of one application by parameter name. Each is provided once and then cached.
+    """Return the dependencies of one application by parameter name.
 
     The others depend on `worker`, because for each request Litestar starts a task group for those that are independent.
     """

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import msgspec
-from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -13,18 +12,17 @@ from litestar.types import HTTPScope
 
 from app.api.answering import steps
 from app.api.answering.format import Respond, ResponseInput, select
-from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
-from app.api.answering.vectors import EmbedResponse
+from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse, EmbedResponse
 from app.api.beside import SearchProcess
 from app.api.caller.check import require_scope
-from app.api.context import context_of
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import own_route, pictures_of
 from app.api.parameters.parse import Pairs, Parameters
 from app.api.parameters.tasks import FORMS, EmbedParameters, PathCascade, PathModel
-from app.api.receiving import body, intake
+from app.api.receiving import body
 from app.api.receiving.body import ParsedBody
-from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.intake import query_of, receiving
 from app.cascade.definition import Cascade
 from app.cascade.run import run_cascade
 from app.errors import NotOffered
@@ -41,7 +39,7 @@ def _route(
     task: Task, path: str, summary: str, description: str, results: object = DetectResponse | list[CocoResult]
 ) -> HTTPRouteHandler:
 
-    async def handle(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
+    async def handle(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
         return await handle_image(request, worker, pipeline, FORMS[task].parameters)
 
     return own_route(
@@ -57,17 +55,17 @@ def _route(
     )
 
 
-async def predict(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline, model: FromPath[str]) -> ASGIResponse:
+async def predict(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str]) -> ASGIResponse:
     """Ask the model in the path. The response is that of the route for its task, such as `/detect` or `/classify`.
 
     For a cascade, it is that of its first model: each detection has what each of the later steps says of it, by the step's name.
     """
     if (cascade := worker.catalog.own(model)) is not None:
-        path_cascade = PathCascade(cascade, intake.query_of(request.scope), pipeline)
+        path_cascade = PathCascade(cascade, query_of(request.scope), pipeline)
         return await handle_image(
             request, worker, pipeline, path_cascade.kind or path_cascade, path_cascade.in_path, cascade=cascade
         )
-    path_model = PathModel(model, intake.query_of(request.scope), pipeline)
+    path_model = PathModel(model, query_of(request.scope), pipeline)
     return await handle_image(request, worker, pipeline, path_model.kind or path_model, [("model", model)])
 
 
@@ -92,7 +90,7 @@ EMBED = _route("embedding", "/embed/image", "Describe an image by a vector", "De
 
 
 async def handle_image(  # noqa: PLR0913 - the parts of a request
-    request: Request[Any, Any, Any],
+    request: AnyRequest,
     worker: WorkerResources,
     pipeline: Pipeline,
     kind: type[P] | PathModel,
@@ -104,14 +102,11 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
 ) -> ASGIResponse:
     """Answer a request with parameters of a kind in path, query and body, unless its client disconnects.
 
-    `parse` is that of `intake.receive`, by default for the bodies that all of the gateway's own routes accept; `respond` is by
-    default that of the format that the parameters or `Accept` choose; NotAcceptable is raised before the image is processed.
-    Of a `cascade`, `kind` and `in_path` are those of its first model.
+    Without `respond`, parameters or `Accept` choose the format; NotAcceptable comes before the image is processed. Of a `cascade`,
+    `kind` and `in_path` are those of its first model.
     """
-    context = context_of(request.scope)
-    with ClientWatch(request.receive, context.body_limits) as client:
-        wanted: Any  # has what its task has
-        content, wanted, call = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)
+    async with receiving(request, worker, kind, parse or body.parse_body, in_path) as (context, content, received, call):
+        wanted: Any = received  # has what its task has
         image, question = content.image, wanted.options
         if getattr(wanted, "index", False):
             wanted = await _index(request.scope, worker, wanted, image, call)
@@ -134,7 +129,6 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
 async def _index(
     scope: HTTPScope, worker: WorkerResources, wanted: EmbedParameters, image: bytes, call: CallContext
 ) -> EmbedParameters:
-    """Add an image to the index, with its vector alone; return the parameters with the id that it has there."""
     if worker.search is None:
         raise NotOffered("this gateway keeps no vectors; `nereid serve --search` turns that on, or send index=false")
     require_scope(context_of(scope), worker.keys, "ingest")

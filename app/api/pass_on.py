@@ -1,13 +1,14 @@
 """The routes of search in a worker, which passes them on, or says that search is off."""
 
-from typing import Any, cast
+from typing import cast
 
-from litestar import Request, route
+from litestar import route
 from litestar.enums import HttpMethod
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from app.api.beside import SearchProcess
-from app.api.caller.check import require_any_key
+from app.api.caller.check import require_key
+from app.api.context import AnyRequest
 from app.api.dependencies import Worker, WorkerResources
 from app.api.receiving.client_watch import has_body
 from app.api.routes import DOCS, SEARCH_DOCS, VERSION
@@ -32,11 +33,11 @@ def pass_on(worker: WorkerResources) -> ASGIApp:
 
 
 @route(_PATHS, http_method=_METHODS, status_code=200, include_in_schema=False)
-async def ask_search(request: Request[Any, Any, Any], worker: Worker) -> ASGIApp:
+async def ask_search(request: AnyRequest, worker: Worker) -> ASGIApp:
     """Pass a request on to search; raise NotOffered if it is off."""
     if worker.search is None:
         path = request.scope["path"].removeprefix(VERSION).rstrip("/")
         raise NotOffered(f"{path} is off, because this gateway keeps no images; `nereid serve --search` turns it on")
     if has_body(dict(request.scope["headers"])):  # before it is received: the process's own refusal is read after it
-        require_any_key(request.scope, worker.keys)
+        require_key(request, worker.keys, None, is_dialect=False)
     return pass_on(worker)

@@ -16,7 +16,6 @@ API_VERSION = "v1"
 DOCS, SEARCH_DOCS = "/docs", "/search/docs"
 """Where the routes are described; and those of the process that searches beside workers, to whoever asks a worker."""
 VERSION = f"/{API_VERSION}"
-"""Additional prefix of the gateway's own routes."""
 UNMATCHED = "unmatched"
 """The route of paths that do not exist. Logs and metrics use it, because arbitrary paths would be unbounded."""
 
@@ -38,17 +37,11 @@ class ModelRoute(HTTPRouteHandler):
         scope: str = "detect",
         **options: Any,  # noqa: ANN401 - Litestar's options
     ) -> None:
-        """Describe a route.
+        """Describe a route, whose parameters `model` and `version` name the model.
 
-        Args:
-            path: The path in Litestar's syntax, or several. Their parameters `model` and `version` name the model.
-            task: The task whose default model is used if the request names none; None if the body has to name one.
-            takes: Content of the body: `image` is one image, `images` one or several, `text` none.
-            media_types: Supported types of the body; empty for all types of an image, a form or JSON.
-            key_in: Location of the API key: `header`; `query`: also the query; `body`: also the query and the body.
-            is_get: Whether the route also handles GET, which runs no model.
-            scope: The scope that an API key needs.
-            options: Options of Litestar's routes.
+        `task` is that of the default model; None if the body has to name one. `takes`: one image, one or several, or none. Of no
+        `media_types`, all of an image, a form or JSON are supported. The API key may also be in the query, with `body` in the body,
+        too. GET runs no model.
         """
         methods = [HttpMethod.POST, *([HttpMethod.GET] if is_get else [])]
         super().__init__(path, http_method=methods, status_code=200, **options)
@@ -82,16 +75,13 @@ class Target(NamedTuple):
     prefix: str = ""
     """Prepended to the path of a dialect, whose routes Litestar has below the dialect's name."""
     applies: Callable[[HTTPScope], bool] | None = None
-    """Predicate that selects requests for this target; None selects all. Other requests may match another target."""
 
 
 class RouteTable:
-    """Finds the route of a request before Litestar does. It distinguishes dialects that have the same path."""
+    """Finds the route of a request before Litestar does. Of several with the same path, the first one that applies gets it."""
 
     def __init__(self) -> None:
-        """Create an empty table. If several routes have the same path, the first one that applies gets the request."""
         self.paths: list[tuple[str, Target]] = []
-        """All paths as clients send them, in Litestar's syntax, and their targets."""
         self._fixed: dict[str, list[Target]] = {}
         self._others: list[tuple[re.Pattern[str], Target]] = []
 
@@ -130,7 +120,6 @@ class RouteTable:
 
 
 def _to_pattern(path: str) -> re.Pattern[str]:
-    """Return the pattern that matches a route's path with any values of its parameters."""
     parts = iter(_PARAMETER.split(path))
     pattern = re.escape(next(parts))
     for name, kind, rest in zip(parts, parts, parts, strict=True):

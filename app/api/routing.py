@@ -62,7 +62,6 @@ ADMIN_ROUTES = [put_route, delete_route]
 
 @contextmanager
 def _changing(pipeline: Pipeline) -> Iterator[Routes]:
-    """Yield the routes for a change of the file; raise ModelsNotManaged if it cannot be written, InvalidParameter if it may not."""
     router = cast("Router | None", pipeline.router)
     if router is None:
         raise ModelsNotManaged("there are no routes here; set NEREID_ROUTES_FILE")
@@ -76,7 +75,6 @@ def _changing(pipeline: Pipeline) -> Iterator[Routes]:
 
 
 async def _check_models(name: str, route: Route, pipeline: Pipeline) -> None:
-    """Raise InvalidParameter if a model has the name of a route, or if its models do not exist or have different tasks."""
     if name in {*pipeline.pullable, *await pipeline.tritons.list_models()}:
         raise InvalidParameter(f"{name} is a model; give the route another name")
     tasks = {}

@@ -20,14 +20,9 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class CorsMiddleware:
-    """Answers preflight requests, which have no key, and adds the headers of CORS to other responses.
-
-    Litestar's own middleware would not see the responses of `DispatchMiddleware`, and would include the routes that need the scope
-    `admin`.
-    """
+    """Answers preflight requests, and adds the headers of CORS; unlike Litestar's, also to responses of `DispatchMiddleware`."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], litestar: Litestar) -> None:
-        """Allow the pages of these origins, or those of all if there is `*`, to use the routes of `litestar` through `app`."""
         self.app = app
         self._router = litestar.asgi_router
         self._config = CORSConfig([*origins], allow_methods=["GET", "HEAD", "POST"], expose_headers=_EXPOSED_HEADERS)
@@ -56,7 +51,6 @@ class CorsMiddleware:
         await self.app(scope, receive, send_with_headers)
 
     def _headers(self, scope: HTTPScope, method: str, origin: str, allowing: Headers) -> Headers:
-        """Return the headers of the response to a request with this method; `allowing` if the page may use the route."""
         is_allowed = origin and self._config.is_origin_allowed(origin) and not self._is_for_admin(scope, method)
         if self._config.is_allow_all_origins:
             return allowing if is_allowed else []
@@ -64,7 +58,6 @@ class CorsMiddleware:
         return [*allowing, (b"access-control-allow-origin", origin.encode()), _VARY] if is_allowed else [_VARY]
 
     def _is_for_admin(self, scope: HTTPScope, method: str) -> bool:
-        """Return whether the route of a path needs the scope `admin`, and note the route for the log of a preflight request."""
         if len(scope["path"]) > MAX_PATH:
             return False  # `check_framing` rejects it; the router would keep it in a cache
         try:

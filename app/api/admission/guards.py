@@ -9,13 +9,9 @@ If several checks fail, the response reports the first in this order:
     503  the model's circuit is open                                    `guard_circuit`
     429  the gateway is full                                            `check_capacity`
 
-The guards are Litestar's, in this order, and `guard_timing` is the last; `MODEL_GUARDS` lists them. `DispatchMiddleware` checks
-framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only if the key is valid, none is
-needed, or it may come with the body. An open circuit still takes precedence over the 429.
-
-A key in the body is checked by `admit_with_body`. Until then the request is anonymous: its body is limited to the size of one
-image, must arrive within two seconds, and counts against a budget that all anonymous requests share. So 408 and 429 may come
-before 401.
+`DispatchMiddleware` checks framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only if the
+key is valid, none is needed, or it may come with the body, which `admit_with_body` checks. Until then the request is anonymous: its
+body must arrive within two seconds, and counts against a budget that all anonymous requests share.
 """
 
 from collections.abc import Mapping
@@ -38,7 +34,6 @@ from app.errors import MalformedRequest, UnsupportedMediaType
 from app.model.reference import split_reference
 
 MAX_PATH = 1024
-"""Maximum length of a path, in characters. The longest valid paths contain a model name."""
 _MAX_PARAMETERS = 64
 _LENGTH_DIGITS = 19
 _TEXT_BYTES = 1 << 16
@@ -60,11 +55,7 @@ def check_framing(scope: HTTPScope) -> None:
 
 
 def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, str], worker: WorkerResources) -> str:
-    """Record the model that a request names in its path or query, and return the model's reference.
-
-    The reference is that of the default model if the request names none, and empty if the body must name one. The body may still
-    name another model or version. Until it is received, the model named here is used, in its newest version by default.
-    """
+    """Note the model that path or query name; return its reference, else the default model's, or "" if the body may name it."""
     query = scope["query_string"]
     values = parse_qs(query.decode("latin-1")) if b"model" in query or b"version" in query else {}
     named = path_values.get("model") or next((values[name][0] for name in MODEL_NAMES if name in values), "")
@@ -129,18 +120,13 @@ async def guard_payload(connection: Connection, route: ModelRoute) -> None:
 
 
 async def guard_circuit(connection: Connection, route: ModelRoute) -> None:
-    """Raise CircuitOpen if the circuit of the model that the request names is open everywhere."""
-    context = context_of(connection.scope)
+    """Raise CircuitOpen if the circuit of the model that the request names is open everywhere; start the stage timing."""
+    context, worker = context_of(connection.scope), worker_of(connection)
     if route.takes != "text" and context.model and not context.is_anonymous:  # who has no key yet learns nothing about models
-        worker_of(connection).pipeline.check_circuit(context.model)
-
-
-async def guard_timing(connection: Connection, _: ModelRoute) -> None:
-    """Set the slow-request threshold, and start the stage timing."""
-    context = context_of(connection.scope)
-    context.slow_request_ms = worker_of(connection).deployment.slow_request_ms
+        worker.pipeline.check_circuit(context.model)
+    context.slow_request_ms = worker.deployment.slow_request_ms
     context.timing.start_lap()
 
 
-MODEL_GUARDS = cast("list[Guard]", [guard_key, guard_payload, guard_circuit, guard_timing])
-"""The guards of every `ModelRoute`. They do not wait, but Litestar would run plain functions in threads."""
+# They do not wait, but Litestar would run plain functions in threads.
+MODEL_GUARDS = cast("list[Guard]", [guard_key, guard_payload, guard_circuit])

@@ -7,7 +7,6 @@ the checks before Litestar's own.
 import asyncio
 import random
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +46,7 @@ LOG = structlog.get_logger()
 
 
 class RequestContextMiddleware:
-    """Creates the `RequestContext` of each request. After the response it counts and logs the request and ends its span.
-
-    A request that is passed on to another process has its headers, its count and its log line from there.
-    """
+    """Creates the `RequestContext` of each request. Afterwards it counts and logs the request, unless another process does."""
 
     def __init__(self, app: ASGIApp, resources: WorkerResources, tracing: "Tracing | None" = None) -> None:
         self.app = app
@@ -70,7 +66,9 @@ class RequestContextMiddleware:
         headers = dict(scope["headers"])
         content_type, encoding = headers.get(b"content-type", b""), headers.get(b"content-encoding", b"")
         declared = None if b"transfer-encoding" in headers else headers.get(b"content-length")
-        context = RequestContext(_request_id(headers), content_type.decode("latin-1"), encoding.decode("latin-1"))
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
+        context = RequestContext(request_id, content_type.decode("latin-1"), encoding.decode("latin-1"))
         context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
         scope.setdefault("state", {})["request_context"] = context
         context.client_address = context.log_fields["client"] = client_address(scope, headers, self._proxies)
@@ -116,7 +114,6 @@ class RequestContextMiddleware:
             await drain(receive, is_anonymous=context.is_anonymous)
 
     def _join_trace(self, context: RequestContext, scope: HTTPScope, caller: TraceContext | None) -> "RequestSpan | None":
-        """Join the caller's trace; with tracing, start a span in it or in a new trace."""
         if self._tracing is None:
             context.trace = caller  # without tracing, no span of the gateway is exported
             return None
@@ -125,7 +122,6 @@ class RequestContextMiddleware:
         return span
 
     def _report(self, scope: HTTPScope, method: str, path: str, context: RequestContext, status: int) -> None:
-        """Count and log a request, unless the process does to which it was passed on."""
         if context.is_passed_on:
             return
         count_request(self._resources.metrics, context, route_of(scope), status)
@@ -168,7 +164,6 @@ def _end(span: "RequestSpan", scope: HTTPScope, context: RequestContext, status:
 
 
 def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
-    """Return the headers that every response has; one of another process has them already."""
     if context.is_passed_on:
         return []
     headers = [
@@ -184,7 +179,6 @@ def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
 
 
 def _body_size(message: Message) -> int:
-    """Return the number of body bytes in a message, or in the file that the server sends for it."""
     path: Any = message.get("path")
     return len(message.get("body", b"")) if path is None else Path(path).stat().st_size  # type: ignore[arg-type]
 
@@ -195,66 +189,38 @@ def _printable(path: str) -> str:
     return path if path.isprintable() else path.encode("ascii", "backslashreplace").decode()
 
 
-def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    """Return the caller's request id if it is well formed, otherwise a new one."""
-    given = headers.get(b"x-request-id", b"").decode("latin-1")
-    return given if given and _ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
-
-
 def _caller(scope: HTTPScope) -> TraceContext | None:
-    """Return the caller's span; None unless there is exactly one `traceparent` and it is well formed."""
     given = [value for name, value in scope["headers"] if name == b"traceparent"]
     state = b",".join(value for name, value in scope["headers"] if name == b"tracestate")
     return trace_context.parse(given[0].decode("latin-1"), state.decode("latin-1")) if len(given) == 1 else None
 
 
 class HeadMiddleware:
-    """Passes a HEAD request on as GET and drops the body of the response.
-
-    Litestar can route both methods to one handler, but it would send the body, describe each route twice in the OpenAPI document,
-    and not cover its own documentation routes.
-    """
+    """Passes a HEAD request on as GET and drops the body of the response; Litestar would describe each route twice in OpenAPI."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Convert HEAD to GET, add HEAD to the response to OPTIONS, and pass everything else on unchanged."""
-        if scope["type"] == ScopeType.HTTP:
-            if scope["method"] == "HEAD":
-                scope["method"] = "GET"
-                send = _without_body(send)
-            elif scope["method"] == "OPTIONS":
-                send = _with_head_allowed(send)
-        await self.app(scope, receive, send)
+        method = scope["method"] if scope["type"] == ScopeType.HTTP else ""
+        if method == "HEAD":
+            scope["method"] = "GET"  # type: ignore[typeddict-unknown-key]
 
+        async def send_as_asked(message: Message) -> None:
+            if message["type"] == "http.response.start" and method == "OPTIONS":
+                message["headers"] = [
+                    (name, with_head(value.decode()).encode() if name == b"allow" else value) for name, value in message["headers"]
+                ]
+            elif message["type"] != "http.response.start" and method == "HEAD":
+                message = {"type": "http.response.body", "body": b"", "more_body": bool(message.get("more_body"))}
+            await send(message)
 
-def _without_body(send: Send) -> Send:
-    async def send_without_body(message: Message) -> None:
-        if message["type"] != "http.response.start":
-            message = {"type": "http.response.body", "body": b"", "more_body": bool(message.get("more_body"))}
-        await send(message)
-
-    return send_without_body
-
-
-def _with_head_allowed(send: Send) -> Send:
-    async def send_with_head_allowed(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [
-                (name, with_head(value.decode()).encode() if name == b"allow" else value) for name, value in message["headers"]
-            ]
-        await send(message)
-
-    return send_with_head_allowed
+        await self.app(scope, receive, send_as_asked if method in {"HEAD", "OPTIONS"} else send)
 
 
 class DispatchMiddleware:
-    """Routes the paths of dialects, and rejects requests that are malformed or cannot be admitted now.
-
-    Under overload most requests are rejected. Rejecting them here is cheaper than running Litestar's routing, guards and error
-    handlers. Admission checks the accepted requests again.
-    """
+    """Routes the paths of dialects, and rejects what is malformed or cannot be admitted, which costs less here than in Litestar."""
 
     def __init__(self, app: ASGIApp, table: RouteTable, worker: WorkerResources, write_error: WriteError) -> None:
         self.app = app

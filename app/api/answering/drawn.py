@@ -34,10 +34,7 @@ async def respond_with_pictures(
     to_content: Callable[[list[bytes]], object],
     picture_type: PictureType = "image/jpeg",
 ) -> LargeResponse:
-    """Respond with JSON that contains a picture of each encoded image with its detections, in base64.
-
-    `to_content` takes the encoded pictures and returns the object to encode as JSON. Errors are those of `draw`.
-    """
+    """Respond with JSON that `to_content` makes of the encoded pictures: each image with its detections, in base64."""
     lease, memory = Lease(), pipeline.admission.memory.reserve(call.caller)
     pictures: list[bytes] = []
     with lease:

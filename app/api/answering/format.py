@@ -19,7 +19,6 @@ _QUALITY = re.compile(r";\s*q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*(?:;|$)",
 
 Found = TypeVar("Found")
 Respond = Callable[["ResponseInput[Any]"], Awaitable[ASGIResponse]]
-"""Makes the response, or raises a GatewayError."""
 
 
 class ResponseInput(NamedTuple, Generic[Found]):
@@ -28,19 +27,16 @@ class ResponseInput(NamedTuple, Generic[Found]):
     found: Found
     image: bytes
     wanted: Any
-    """The parameters of the request: `format`, `boxes`, `image_id`, as far as its task has them."""
     context: RequestContext
     call: CallContext
     pipeline: Pipeline
     add_steps: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """Of a cascade, adds what its later steps say to the description of its first one's result."""
 
 
 class Format(NamedTuple):
     """A way to write a result."""
 
     name: str
-    """Value of the parameter `format`."""
     media_types: tuple[str, ...]
     """Values of `Accept` that select this format; the first one is preferred. Empty if it is selected by name only."""
     respond: Respond
@@ -61,14 +57,12 @@ def select(formats: Sequence[Format], name: str | None, accept: bytes) -> Format
 
 @lru_cache(64)  # clients send few headers
 def best(accept: bytes, media_types: tuple[str, ...]) -> str | None:
-    """Return which of these media types, in lower case, a caller prefers, of several the first; None if it accepts none.
-
-    A header without any valid media type accepts all types.
-    """
+    """Return the media type that a caller prefers, the first of several; None if it accepts none. An invalid header accepts all."""
     qualities = _qualities(accept)
     if not qualities:
         return media_types[0]
-    found = {media_type: _quality_of(media_type, qualities) for media_type in media_types}
+    ranges = {media_type: (media_type, media_type.partition("/")[0] + "/*", "*/*") for media_type in media_types}
+    found = {each: next((qualities[name] for name in names if name in qualities), 0.0) for each, names in ranges.items()}
     chosen = max(found, key=lambda media_type: found[media_type])
     return chosen if found[chosen] > 0 else None
 
@@ -82,16 +76,9 @@ def negotiate(accept: bytes, media_types: tuple[str, ...]) -> str:
 
 
 def _qualities(accept: bytes) -> dict[str, float]:
-    """Return the quality, 0 to 1, of each media type or range."""
     qualities = {}
     for part in accept.decode("latin-1").lower().split(",", _MAX_RANGES)[:_MAX_RANGES]:
         if found := _RANGE.fullmatch(part):
             quality = _QUALITY.search(found[2])
             qualities[found[1]] = float(quality[1]) if quality else 1.0
     return qualities
-
-
-def _quality_of(media_type: str, qualities: dict[str, float]) -> float:
-    """Return the quality of a type, which is the quality of the most specific matching range."""
-    ranges = media_type, media_type.partition("/")[0] + "/*", "*/*"
-    return next((qualities[name] for name in ranges if name in qualities), 0.0)

@@ -1,6 +1,6 @@
-"""Results as JSON: detections, with boxes in the requested format, also as COCO results, and classifications."""
+"""Results as JSON: detections, with boxes in the requested format, also as COCO results, classifications, and vectors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import repeat
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from app.api.answering.schema import (
     CocoResult,
     Detection,
     DetectResponse,
+    EmbedResponse,
     ImageSize,
     Keypoint,
     ModelUsed,
@@ -27,12 +28,14 @@ from app.api.answering.schema import (
 from app.model.heads import PoseHead
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
-from app.pipeline.results import Classifications, Detections, TaskResult
+from app.pipeline.results import Classifications, Detections, Embedding, TaskResult
 
 # Resolution: 1/10000 of the score, 1/100 of a pixel, 1/60 of a pixel in the widest image.
 _SCORE_DIGITS = 4
 _PIXEL_DIGITS = 2
 _FRACTION_DIGITS = 6
+# A vector of 1,280 numbers keeps its direction to within 1e-5.
+_VECTOR_DIGITS = 7
 _BBOXES = ("coco", "cxcywh")
 # Coordinates and confidences of keypoints whose conversion takes the event loop 5 ms.
 _MANY = 20_000
@@ -42,21 +45,16 @@ T = TypeVar("T")
 
 
 def to_response(
-    found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str, visualization: bytes | UnsetType = UNSET
+    found: Detections, unit: BoxFormat, ending: Mapping[str, Any], visualization: bytes | UnsetType = UNSET
 ) -> DetectResponse:
-    """Describe the result of one request; add its picture, if any."""
+    """Describe the result of one request, whose `RequestContext.ending` it has; add its picture, if any."""
     detections = to_detections(found, unit)
-    return DetectResponse(detections, len(detections), visualization, **_ending(found, total_time_ms, request_id))
+    return DetectResponse(detections, len(detections), visualization, **ending_of(found, ending))
 
 
-def _ending(found: TaskResult, total_time_ms: float, request_id: str) -> dict[str, Any]:
-    size, total = ImageSize(found.width, found.height), round(total_time_ms, 2)
-    return {"status": "success", "image": size, "model": ModelUsed.of(found), "total_time_ms": total, "request_id": request_id}
-
-
-def ending_of(given: ResponseInput[Any]) -> dict[str, Any]:
-    """Return the fields of a `ResultOfModel` for the result of a request."""
-    return _ending(given.found, given.context.timing.total, given.context.request_id)
+def ending_of(found: TaskResult, ending: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a `ResultOfModel`."""
+    return {"status": "success", "image": ImageSize(found.width, found.height), "model": ModelUsed.of(found), **ending}
 
 
 def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
@@ -78,7 +76,6 @@ def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
 
 
 def _shapes(found: Detections, unit: BoxFormat) -> Iterator[dict[str, Any]]:
-    """Return what each object has beyond its box, in the unit of its corners."""
     digits = _FRACTION_DIGITS if unit == "normalized" else _PIXEL_DIGITS
     size = np.array([found.width, found.height] if unit == "normalized" else [1, 1], np.float64)
     if found.masks is not None:
@@ -104,10 +101,7 @@ def _shapes(found: Detections, unit: BoxFormat) -> Iterator[dict[str, Any]]:
 
 
 def objects(found: Detections, unit: BoxFormat, digits: int | None = None) -> Iterator[tuple[list[float], float, int, str]]:
-    """Return box, score, class id and class name of each object, by descending score.
-
-    Boxes are in this unit, as for `to_detections`, rounded to as many digits, by default as in the gateway's own responses.
-    """
+    """Return box, score, class id and class name of each object, by descending score; boxes as of `to_detections`."""
     ids: list[int] = found.class_ids.tolist()
     return zip(_to_boxes(found, unit, digits), to_scores(found.scores), ids, map(found.spec.class_name, ids), strict=True)
 
@@ -164,8 +158,7 @@ async def respond_in_thread(describe: Callable[[], object], pipeline: Pipeline, 
 
 def describe(given: ResponseInput[Detections], visualization: bytes | UnsetType = UNSET) -> DetectResponse | dict[str, Any]:
     """Describe the result of a request, and of a cascade what its later steps say; add the picture, if any."""
-    context = given.context
-    response = to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id, visualization)
+    response = to_response(given.found, given.wanted.boxes, given.context.ending, visualization)
     return response if given.add_steps is None else given.add_steps(msgspec.to_builtins(response))
 
 
@@ -187,11 +180,30 @@ def to_classifications(found: Classifications) -> list[Classification]:
 
 
 async def _respond_with_classes(given: ResponseInput[Classifications]) -> JsonResponse:
-    classifications = to_classifications(given.found)
-    return JsonResponse(msgspec.json.encode(ClassifyResponse(classifications, len(classifications), **ending_of(given))))
+    classes, ending = to_classifications(given.found), ending_of(given.found, given.context.ending)
+    return JsonResponse(msgspec.json.encode(ClassifyResponse(classes, len(classes), **ending)))
 
 
 CLASSES_JSON = Format("json", ("application/json",), _respond_with_classes)
+
+
+def to_vector(vector: NDArray[np.float32]) -> list[float]:
+    """Return a vector of length 1 as a list."""
+    return rounded(vector, _VECTOR_DIGITS)
+
+
+def to_norm(norm: float) -> float:
+    """Return the length of a model's own vector, rounded."""
+    return float(f"{norm:.6g}")
+
+
+async def _respond_with_vector(given: ResponseInput[Embedding]) -> JsonResponse:
+    found, wanted, ending = given.found, given.wanted, ending_of(given.found, given.context.ending)
+    response = EmbedResponse(to_vector(found.vector), to_norm(found.norm), wanted.image_id, wanted.index, **ending)
+    return JsonResponse(msgspec.json.encode(response))
+
+
+VECTOR_JSON = Format("json", ("application/json",), _respond_with_vector)
 
 
 def to_coco_results(found: Detections, image_id: int) -> list[CocoResult]:
@@ -203,7 +215,6 @@ def to_coco_results(found: Detections, image_id: int) -> list[CocoResult]:
 
 
 def _coco_shapes(found: Detections) -> Iterator[dict[str, Any]]:
-    """Return the fields of COCO results that each object has beyond its box; `found` has masks as RLE."""
     if found.masks is not None:
         yield from ({"segmentation": mask.encoded} for mask in found.masks)
     elif found.keypoints is not None:

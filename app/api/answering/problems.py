@@ -3,18 +3,17 @@
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 import structlog
-from litestar import Request, Response
+from litestar import Response
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.routes import HTTPRoute
 from litestar.types import ExceptionHandlersMap, Scope, Send
 from litestar.utils import normalize_path
 
 from app.api.answering.schema import Problem
-from app.api.context import RequestContext, context_of
+from app.api.context import AnyRequest, RequestContext, context_of
 from app.api.dependencies import worker_of
 from app.api.routes import DOCS, SEARCH_DOCS, ModelRoute, note_route
 from app.errors import (
@@ -35,7 +34,6 @@ _EXAMPLES = {
     "image": "the image with POST, for example with curl --data-binary @image.jpg",
     "images": "the images with POST, for example with curl -F images=@first.jpg -F images=@second.jpg",
 }
-"""How to send what a route takes."""
 _MAX_METHOD = 16
 _SIMILARITY = 0.7
 
@@ -54,7 +52,7 @@ def write(problem: Problem, _: Scope | None = None) -> tuple[int, str, bytes]:
 def handlers(write: WriteError = write) -> ExceptionHandlersMap:
     """Return the handlers for all exceptions."""
 
-    def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    def handle(request: AnyRequest, error: Exception) -> Response[bytes]:
         context = context_of(request.scope)
         if isinstance(error, ValidationException) and isinstance(error.extra, list):
             error = InvalidParameter("; ".join(f"{each.get('key') or 'the body'}: {each['message']}" for each in error.extra))
@@ -96,7 +94,7 @@ def to_problem(error: Exception, request_id: str) -> Problem:
     return _problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "Internal error", detail, request_id)
 
 
-def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> tuple[dict[str, str], Problem]:
+def _from_http_exception(request: AnyRequest, error: HTTPException) -> tuple[dict[str, str], Problem]:
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -109,8 +107,7 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
     return headers, _problem(status, status.name.lower(), status.phrase, detail, context_of(request.scope).request_id)
 
 
-def _explain_method(request: Request[Any, Any, Any], allow: str) -> str:
-    """Say which methods a path supports, and how to send an image if it takes one; note its route."""
+def _explain_method(request: AnyRequest, allow: str) -> str:
     handler = None
     with suppress(HTTPException):  # the route of this path for another method
         path, method = normalize_path(request.scope["path"]), "POST" if "POST" in allow else allow.partition(",")[0]
@@ -122,19 +119,15 @@ def _explain_method(request: Request[Any, Any, Any], allow: str) -> str:
     return f"{given}, but {allow}; {_page_of(request)} describes what each path supports"
 
 
-def _explain_path(request: Request[Any, Any, Any]) -> str:
-    """Say that a path does not exist, and which one may be meant."""
-    documented = [route.path for route in request.app.routes if isinstance(route, HTTPRoute) and _is_documented(route)]
+def _explain_path(request: AnyRequest) -> str:
+    routes = [route for route in request.app.routes if isinstance(route, HTTPRoute) and "{" not in route.path]
+    documented = [each.path for each in routes if any(handler.resolve_include_in_schema() for handler in each.route_handlers)]
     similar = suggestion(request.scope["path"], documented, _SIMILARITY)
     return f"this path does not exist{similar or ';'} {_page_of(request)} lists those that do"
 
 
-def _page_of(request: Request[Any, Any, Any]) -> str:
+def _page_of(request: AnyRequest) -> str:
     return SEARCH_DOCS if worker_of(request).deployment.is_beside else DOCS
-
-
-def _is_documented(route: HTTPRoute) -> bool:
-    return "{" not in route.path and any(handler.resolve_include_in_schema() for handler in route.route_handlers)
 
 
 def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[dict[str, str], Problem]:

@@ -100,7 +100,6 @@ class DetectResponse(ResultOfModel, frozen=True):
     detections: list[Detection]
     num_detections: int
     visualization: bytes | UnsetType = UNSET
-    """The picture with the detections drawn on it, in base64; only for `format=image_and_json`."""
 
 
 class CocoResult(msgspec.Struct, frozen=True):
@@ -112,7 +111,6 @@ class CocoResult(msgspec.Struct, frozen=True):
     bbox: tuple[float, float, float, float]
     score: float
     segmentation: Rle | list[list[float]] | UnsetType = UNSET
-    """The mask, or the corners of an oriented box."""
     keypoints: list[float] | UnsetType = UNSET
     """x, y in pixels and the confidence of each keypoint."""
 
@@ -131,6 +129,17 @@ class ClassifyResponse(ResultOfModel, frozen=True):
 
     classifications: list[Classification]
     num_classifications: int
+
+
+class EmbedResponse(ResultOfModel, frozen=True):
+    """The vector that describes an image."""
+
+    embedding: list[float]
+    """Of length 1. Its size is that of the model; only vectors of the same model can be compared."""
+    embedding_norm: float
+    """Length of the model's own vector."""
+    image_id: str | None
+    indexed: bool
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -152,7 +161,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
     version: str | None = None
     """The default version: the newest one, unless the model's config names another."""
     versions: list[str] = []
-    """The ready versions, ascending."""
     width: int | None = None
     height: int | None = None
     task: Task | None = None
@@ -160,7 +168,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
     device: Literal["cpu", "gpu"] | None = None
     classes: list[str] = []
     keypoints: list[str] = []
-    """Names of the points that it finds of each object."""
     source: str | None = None
     licence: str | None = None
     detail: str | None = None
@@ -171,7 +178,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
     has_labels: bool = False
     num_classes: int | None = None
     input_shape: list[int] | None = None
-    """Shape of one image, without the batch dimension."""
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -189,7 +195,6 @@ class StepInfo(msgspec.Struct, frozen=True):
     name: str
     model: str
     of: str | None
-    """The step whose objects it is about; null for the whole image."""
 
 
 class CascadeInfo(msgspec.Struct, frozen=True):
@@ -207,7 +212,6 @@ class ModelList(msgspec.Struct, frozen=True):
     models: list[ModelInfo]
     total: int
     data: list[ModelCard]
-    """The ready models; the default model is first if it is ready."""
     object: Literal["list"] = "list"
     triton_status: Literal["READY"] = "READY"
     """Constant: without Triton the response is 503."""

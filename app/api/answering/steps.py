@@ -6,7 +6,6 @@ import msgspec
 
 from app.api.answering import native
 from app.api.answering.schema import BoxFormat
-from app.api.answering.vectors import to_vector
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer
 from app.pipeline.results import Classifications, Detections, Embedding, StepResult, TextLine, TextRegions
@@ -37,7 +36,7 @@ def describe(found: StepResult, unit: BoxFormat) -> Any:  # noqa: ANN401 - any J
         case TextLine():
             return {"text": found.text, "confidence": round(found.score, 4)}
         case Embedding():
-            return to_vector(found.vector)
+            return native.to_vector(found.vector)
         case Classifications():
             best, *_ = classes = msgspec.to_builtins(native.to_classifications(found)) or [None]
             return best | {"classifications": classes} if len(classes) > 1 else best

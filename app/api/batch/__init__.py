@@ -1,1 +1,1 @@
-"""POST /detect/batch: several images in one request. Each image succeeds or fails on its own."""
+"""Several images in one request, as for POST /detect/batch: how each is asked about, and what becomes of it."""

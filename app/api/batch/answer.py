@@ -1,11 +1,12 @@
 """The response to a batch: what becomes of its images; for detections one document, one line per image, or COCO results."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from app.api.answering import problems
 from app.api.answering.native import to_coco_results, to_detections
@@ -24,12 +25,22 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+class Placed(msgspec.Struct, kw_only=True):
+    """What is said of an image, with its place if it is one of a batch."""
+
+    filename: str | UnsetType | None = UNSET
+    image_index: int | UnsetType = UNSET
+
+    def totals(self) -> Mapping[str, int]:
+        """Return what the image adds to the sums over a batch."""
+        return {}
+
+
 class BatchResult(msgspec.Struct, frozen=True):
     """The detections in one image of a batch."""
 
     filename: str | None
     image_index: int
-    """Position in the request, from 0."""
     detections: list[Detection]
     num_detections: int
     status: Literal["success"]
@@ -58,7 +69,6 @@ class Documents(Timed, frozen=True, kw_only=True):
     results: Sequence[Any]
     failures: list[BatchFailure] | None
     status: Literal["success", "partial", "all_failed"]
-    """`success` if all images succeeded, `partial` if some did, `all_failed` if none did."""
 
 
 class BatchResponse(Documents, frozen=True, kw_only=True):
@@ -66,27 +76,24 @@ class BatchResponse(Documents, frozen=True, kw_only=True):
 
     results: list[BatchResult]
     model: ModelUsed | None
-    """The model that produced the results; null if all images failed."""
 
 
 class ImagesAnswer(Generic[R, T]):
     """Keeps what becomes of each image of a batch, and counts images for metrics and log."""
 
     def __init__(
-        self, images: int, convert: Callable[[int, R], Awaitable[T]] | None, context: RequestContext, metrics: Metrics
+        self,
+        names: Sequence[str | None],
+        convert: Callable[[int, R], Awaitable[T]] | None,
+        context: RequestContext,
+        metrics: Metrics,
     ) -> None:
-        """Prepare for a number of images.
-
-        `convert` makes what is kept of an image from its index and its result, as soon as it is done: all together would block the
-        event loop. None keeps the result.
-        """
+        """Prepare for images with these names; `convert` makes what is kept of each when it is done; None keeps the result."""
         self.totals: Counter[str] = Counter()
-        """Sums over the images that succeeded, by what they count; part of the log."""
         self.converted: dict[int, T] = {}
         self.problems: dict[int, Problem] = {}
         self.model: ModelUsed | None = None
-        """The model that has found objects."""
-        self._images = images
+        self._names, self._images = names, len(names)
         self._convert = convert
         self._context = context
         self._metrics = metrics
@@ -144,14 +151,18 @@ class ImagesAnswer(Generic[R, T]):
             "processed_images": processed,
             "failed_images": len(self.problems),
             "status": "all_failed" if not processed else "partial" if self.problems else "success",
-            "total_time_ms": round(self._context.timing.total, 2),
-            "request_id": self._context.request_id,
+            **self._context.ending,
         }
 
-    def failures(self, names: Sequence[str | None]) -> list[BatchFailure] | None:
-        """Describe the images with these file names that failed; None if there are none."""
+    def document(self: "ImagesAnswer[R, bytes]") -> dict[str, Any]:
+        """Return the fields of `Documents`, with encoded results."""
+        results = [msgspec.Raw(result) for _, result in sorted(self.converted.items())]
+        return {"results": results, "failures": self.failures(), **self.summary()}
+
+    def failures(self) -> list[BatchFailure] | None:
+        """Describe the images that failed; None if there are none."""
         problems = sorted(self.problems.items())
-        return [BatchFailure(names[index], index, problem.detail, problem) for index, problem in problems] or None
+        return [BatchFailure(self._names[index], index, problem.detail, problem) for index, problem in problems] or None
 
 
 def to_result(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections) -> bytes:
@@ -160,12 +171,9 @@ def to_result(names: Sequence[str | None], unit: BoxFormat, index: int, found: D
     return msgspec.json.encode(BatchResult(names[index], index, detections, len(detections), "success", None, size))
 
 
-def to_document(answer: ImagesAnswer[Detections, bytes], names: Sequence[str | None]) -> bytes:
+def to_document(answer: ImagesAnswer[Detections, bytes]) -> bytes:
     """Encode a whole document."""
-    results: Any = [msgspec.Raw(result) for _, result in sorted(answer.converted.items())]
-    return msgspec.json.encode(
-        BatchResponse(results=results, failures=answer.failures(names), model=answer.model, **answer.summary())
-    )
+    return msgspec.json.encode(BatchResponse(model=answer.model, **answer.document()))
 
 
 def to_line(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections | Problem) -> bytes:

@@ -1,14 +1,13 @@
-"""POST /detect/batch and those of other tasks: the routes, their OpenAPI description, and the response in lines."""
+"""Routes for several images, each of which succeeds or fails on its own: POST /detect/batch and those of other tasks."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -16,26 +15,43 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from app.api.answering import native
 from app.api.answering.format import negotiate
 from app.api.answering.responses import VARY, JsonResponse, LargeResponse
-from app.api.answering.schema import CocoResult
-from app.api.batch.answer import BatchResponse, ImagesAnswer, to_document, to_encoded_results, to_line, to_result
-from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
-from app.api.context import PAUSE_SECONDS, context_of
-from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
+from app.api.answering.schema import CocoResult, Problem
+from app.api.batch.answer import BatchResponse, ImagesAnswer, Placed, to_document, to_encoded_results, to_line, to_result
+from app.api.batch.asking import MODEL, Asking, P, R, open_batch
+from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch
+from app.api.context import PAUSE_SECONDS, AnyRequest, context_of
+from app.api.dependencies import Worker, WorkerPipeline
 from app.api.documentation.openapi import ENCODED, describe_form, own_route
 from app.api.parameters.tasks import FORMS, BatchParameters
-from app.api.receiving import intake
-from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
+from app.api.receiving.intake import receiving
 from app.errors import ClientGone
 from app.model.heads import Task
-from app.pipeline.batch_request import BatchRequest
-from app.pipeline.pipeline import Pipeline
+from app.model.reference import split_reference
 from app.pipeline.results import Detections
 from app.telemetry.timing import Timing
 
 LINES = "application/x-ndjson"
-"""The media type of a response in lines."""
 MEDIA_TYPES = frozenset({MULTIPART, JSON, URLENCODED})
+_DESCRIPTION = """Up to 64 images; each succeeds or fails on its own. The deadline is that of the whole batch; images that are not
+done by then fail with 504. Without `timeout_ms`, it is the default deadline of a single image, and a twentieth of it more for each
+further image, up to the maximum of `timeout_ms`."""
+_OF_DETECTIONS = f"""{_DESCRIPTION}
+
+With `Accept: {LINES}` the response has one line per image, sent as soon as the image is done, and a summary line. With
+`format=coco-results` the response is one list of COCO results; if any image fails, the request fails."""
+_LINES = {
+    LINES: Schema(
+        type=OpenAPIType.STRING,
+        description="A JSON object in each line: the images as they are done, then a summary, whose "
+        "`status` is that of the JSON document",
+    )
+}
+_HEADERS = [
+    (b"content-type", LINES.encode()),
+    (b"x-accel-buffering", b"no"),  # otherwise NGINX buffers the lines
+    VARY,
+]
 
 
 def describe_images(fields: dict[str, Schema]) -> RequestBody:
@@ -52,101 +68,101 @@ def describe_images(fields: dict[str, Schema]) -> RequestBody:
     )
 
 
-_LINES = {
-    LINES: Schema(
-        type=OpenAPIType.STRING,
-        description="A JSON object in each line: the images as they are done, then a summary, whose "
-        "`status` is that of the JSON document",
-    )
-}
-_HEADERS = [
-    (b"content-type", LINES.encode()),
-    (b"x-accel-buffering", b"no"),  # otherwise NGINX buffers the lines
-    VARY,
-]
+class Writer(NamedTuple):
+    """Writes the response to a batch."""
+
+    encode: Callable[[int, Any], tuple[bytes, Mapping[str, int]]]
+    """Encodes the result of the image with an index; also returns what it adds to the sums over the batch."""
+    finish: Callable[[ImagesAnswer[Any, bytes]], bytes]
+    encode_failure: Callable[[int, Problem], bytes] | None = None
 
 
-def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
-    kind = FORMS[task].batch
-    assert kind is not None  # noqa: S101 - of tasks with batches only
-
-    async def handle(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIApp:
-        """Ask about up to 64 images. Each image succeeds or fails on its own.
-
-        The deadline is that of the whole batch; images that are not done by then fail with 504. Without `timeout_ms`, it is the
-        default deadline of a single image, and a twentieth of it more for each further image, up to the maximum of `timeout_ms`.
-
-        With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary
-        line. With `format=coco-results` the response is one list of COCO results; if any image fails, the request fails.
-        """
-        return await _handle_batch(request, worker, pipeline, kind)
-
-    options: dict[str, Any] = {"task": task, "takes": "images", "media_types": MEDIA_TYPES, "summary": summary}
-    response = BatchResponse | list[CocoResult]
-    return own_route(
-        path, handle, response, "What became of each image", kinds=(kind,), body=describe_images, contents=_LINES, **options
-    )
+MakeWriter = Callable[[P, Sequence[str | None], str], Writer]
+"""Makes the writer from the parameters, the file names, and the media type, which is JSON or one of the contents of the route."""
 
 
-async def _handle_batch(
-    request: Request[Any, Any, Any], worker: WorkerResources, pipeline: Pipeline, kind: type[BatchParameters]
-) -> ASGIApp:
-    context = context_of(request.scope)
-    with ExitStack() as stack:
-        client = stack.enter_context(ClientWatch(request.receive, context.body_limits))
-        media_type = negotiate(context.accept, (JSON, LINES))
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse_batch)
-        if wanted.format is not None:
-            media_type = JSON
-        names, image_ids = content.names, wanted.ids_of(len(content.images))
-        encode: Callable[[int, Detections], bytes] = partial(to_result, names, wanted.boxes)
-        if wanted.format == "coco-results":
-            encode = partial(to_encoded_results, image_ids)
-        elif media_type == LINES:
-            encode = partial(to_line, names, wanted.boxes)
-        memory = stack.enter_context(pipeline.admission.memory.reserve(call.caller, "the results of this batch"))
+def by_answers(to_answer: Callable[[P, R], Placed], to_document: Callable[..., msgspec.Struct]) -> MakeWriter[P]:
+    """Write an answer about each image; `to_document` gets the fields of `Documents`, and the totals of the answers."""
 
-        async def convert(index: int, found: Detections) -> bytes:
-            encoded = await native.convert(partial(encode, index, found), found, pipeline, call)
-            memory.add(len(encoded) if native.is_large(found) else 0)
-            return encoded
+    def make(wanted: P, names: Sequence[str | None], _: str) -> Writer:
+        def encode(index: int, found: R) -> tuple[bytes, Mapping[str, int]]:
+            result = to_answer(wanted, found)
+            result.image_index, result.filename = index, names[index]
+            return msgspec.json.encode(result), result.totals()
 
-        answer: ImagesAnswer[Detections, bytes] = ImagesAnswer(len(names), convert, context, worker.metrics)
-        stack.callback(answer.log)
-        refuse_large(content.images, worker.deployment.body_limits.max_bytes)
-        model = wanted.options.model or pipeline.default_for(wanted.options.task)
-        try:
-            batch = await BatchRequest.open(pipeline, content.images, wanted.options, call)
-        finally:
-            context.log_fields |= pipeline.log_fields(model)
-        context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
-        if media_type == LINES:
-            if any(isinstance(image, str) for image in content.images):
-                context.log_fields["url_hosts"] = batch.url_hosts
+        def finish(answer: ImagesAnswer[R, bytes]) -> bytes:
+            return msgspec.json.encode(to_document(**answer.document(), **answer.totals))
 
-            async def report(index: int, found: Detections | Exception, timing: Timing) -> bytes:
-                await answer.add(index, found, timing)
-                return answer.converted.get(index) or to_line(names, wanted.boxes, index, answer.problems[index])
+        return Writer(encode, finish)
 
-            return _respond_in_lines(batch.run(report), answer, stack.pop_all())
-        await answer.run(batch)
-        is_list = wanted.format == "coco-results"
-        document = b"[%b]" % b",".join(filter(None, answer.all())) if is_list else to_document(answer, names)
-        return LargeResponse(document, JSON, pipeline.admission.memory) if memory.nbytes else JsonResponse(document)
+    return make
+
+
+def images_route(  # noqa: PLR0913 - the properties of a route
+    path: str,
+    task: Task,
+    kind: type[P],
+    asking: Asking[P, R],
+    make_writer: MakeWriter[P],
+    *,
+    contents: Mapping[str, Schema] | None = None,
+    **described: Any,  # noqa: ANN401 - for OpenAPI
+) -> HTTPRouteHandler:
+    """Make a route for several images, of which a bounded number is asked about at a time."""
+
+    async def handle(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIApp:
+        accept = context_of(request.scope).accept
+        media_type = negotiate(accept, (JSON, *contents)) if contents else JSON
+        async with AsyncExitStack() as stack:
+            received = await stack.enter_async_context(receiving(request, worker, kind, parse_batch))
+            context, content, wanted, call = received
+            images, writer = content.images, make_writer(wanted, content.names, media_type)
+            memory = stack.enter_context(pipeline.admission.memory.reserve(call.caller, "the results of this batch"))
+
+            async def convert(index: int, found: R) -> bytes:
+                work = partial(writer.encode, index, found)
+                if not isinstance(found, Detections) or native.is_large(found):
+                    turn = call._replace(is_batch=True).turn()
+                    encoded, counts = await pipeline.threads.run(work, call.deadline, turn=turn)
+                    memory.add(len(encoded))
+                else:
+                    encoded, counts = work()
+                answer.totals.update(counts)
+                return encoded
+
+            answer: ImagesAnswer[R, bytes] = ImagesAnswer(content.names, convert, context, worker.metrics)
+            stack.callback(answer.log)
+            context.log_fields["image_bytes"] = sum(len(image) for image in images if isinstance(image, bytes))
+            try:
+                batch = await open_batch(worker, pipeline, images, wanted, call, asking)
+            finally:
+                context.log_fields |= pipeline.log_fields(split_reference(asking.first(worker, wanted))[0])
+            if (encode_failure := writer.encode_failure) is not None:
+                context.log_fields |= {"url_hosts": batch.url_hosts} if any(isinstance(image, str) for image in images) else {}
+
+                async def report(index: int, found: R | Exception, timing: Timing) -> bytes:
+                    await answer.add(index, found, timing)
+                    return answer.converted.get(index) or encode_failure(index, answer.problems[index])
+
+                return _respond_in_lines(batch.run(report), answer, stack.pop_all())
+            await answer.run(batch)
+            document = writer.finish(answer)
+            return LargeResponse(document, JSON, pipeline.admission.memory) if memory.nbytes else JsonResponse(document)
+
+    described = {"description": _DESCRIPTION, "task": task, "takes": "images", "media_types": MEDIA_TYPES, **described}
+    described |= {"kinds": (kind,), "body": describe_images, "contents": contents}
+    return own_route(path, handle, says="What became of each image", **described)
 
 
 def _respond_in_lines(
-    running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: ImagesAnswer[Detections, bytes], request: ExitStack
+    running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: ImagesAnswer[Any, bytes], request: AsyncExitStack
 ) -> ASGIApp:
-    """Send a line for each image as soon as it is done, then a summary; stop if the client has gone or does not read for too long.
-
-    `running` runs the batch and yields the lines; `request` is what must be closed when the response has ended.
-    """
+    """Send a line for each image that `running` yields, then a summary; `request` is closed when the response has ended."""
 
     async def respond(scope: Scope, _: Receive, send: Send) -> None:
         context = context_of(scope)
         try:
-            with request:
+            async with request:
                 async with running as done:
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                     for line in done:
@@ -161,12 +177,32 @@ def _respond_in_lines(
 
 
 async def _send_line(send: Send, line: bytes, *, more_body: bool = True) -> None:
-    """Send a line; raise ClientGone if the client does not receive it in time."""
     try:
         async with asyncio.timeout(PAUSE_SECONDS):
             await send({"type": "http.response.body", "body": line, "more_body": more_body})
     except TimeoutError:
         raise ClientGone("the client does not read the response") from None
+
+
+def _write_detections(wanted: BatchParameters, names: Sequence[str | None], media_type: str) -> Writer:
+    image_ids = wanted.ids_of(len(names))
+    if wanted.format == "coco-results":
+        return Writer(
+            lambda *given: (to_encoded_results(image_ids, *given), {}),
+            lambda answer: b"[%b]" % b",".join(filter(None, answer.all())),
+        )
+    if wanted.format is None and media_type == LINES:
+        to_text = partial(to_line, names, wanted.boxes)
+        return Writer(lambda *given: (to_text(*given), {}), to_document, to_text)
+    return Writer(lambda *given: (to_result(names, wanted.boxes, *given), {}), to_document)
+
+
+def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
+    kind = FORMS[task].batch
+    assert kind is not None  # noqa: S101 - of tasks with batches only
+    response = BatchResponse | list[CocoResult]
+    described: dict[str, Any] = {"response": response, "summary": summary, "description": _OF_DETECTIONS}
+    return images_route(path, task, kind, MODEL, _write_detections, contents=_LINES, **described)
 
 
 ROUTES = [

@@ -31,10 +31,7 @@ def note_key(scope: HTTPScope, route: ModelRoute, keys: ApiKeys | None) -> None:
 
 
 def guard_scope(keys: ApiKeys | None, wanted: str) -> Guard:
-    """Make the guard of routes that run no model, and need a key with this scope or that in their `opt`.
-
-    It raises the errors of `require_key`.
-    """
+    """Make the guard of routes that run no model, and need a key with this scope or that in their `opt`."""
 
     async def guard(connection: Connection, handler: BaseRouteHandler) -> None:  # a plain function would run in a thread
         require_key(connection, keys, handler.opt.get("scope", wanted), is_dialect=False)
@@ -42,36 +39,28 @@ def guard_scope(keys: ApiKeys | None, wanted: str) -> Guard:
     return guard
 
 
-def require_key(connection: Connection, keys: ApiKeys | None, wanted: str, *, is_dialect: bool) -> None:
-    """Raise Unauthorized unless the headers have exactly one key, a valid one, and Forbidden if it does not have the scope."""
+def require_key(connection: Connection, keys: ApiKeys | None, wanted: str | None, *, is_dialect: bool) -> None:
+    """Raise Unauthorized unless the headers have exactly one key, a valid one, and Forbidden if it does not have this scope."""
     if keys is None:
         return
     context = context_of(connection.scope)
     if context.scopes is None:
         _identify(_key_headers(connection.scope, is_dialect=is_dialect), keys, context)
-    _require_scope(context, wanted)
-
-
-def require_any_key(scope: HTTPScope, keys: ApiKeys | None) -> None:
-    """Raise Unauthorized unless the headers have exactly one key, a valid one with whatever scope."""
-    if keys is not None:
-        _identify(_key_headers(scope, is_dialect=False), keys, context_of(scope))
+    if wanted is not None:
+        require_scope(context, keys, wanted)
 
 
 def require_scope(context: RequestContext, keys: ApiKeys | None, wanted: str) -> None:
     """Raise Forbidden if a request that has been identified needs another scope, because of what it asks for."""
-    if keys is not None:
-        _require_scope(context, wanted)
+    if keys is not None and wanted not in (context.scopes or ()):
+        raise Forbidden(f"the API key does not have the scope {wanted!r}; its `scopes` in the file of keys can be extended")
 
 
 def admit_with_body(given: str | None, context: RequestContext, keys: ApiKeys | None, total_seconds: float) -> None:
-    """Apply `require_key` with the scope of the route to an anonymous request, whose body may contain a key.
-
-    The response to a request that passes may take as long as a body of others.
-    """
+    """Apply `require_key` to an anonymous request, whose body may contain a key; then its response has the time of others."""
     if keys is not None and context.is_anonymous:
         _identify([(b"x-api-key", given.encode())] if given else [], keys, context)
-        _require_scope(context, context.scope)
+        require_scope(context, keys, context.scope)
         context.is_anonymous = False
         context.body_limits = context.body_limits._replace(total_seconds=total_seconds)
 
@@ -82,11 +71,6 @@ def _identify(headers: list[tuple[bytes, bytes]], keys: ApiKeys, context: Reques
     context.log_fields["key"] = key.id
     context.caller = key.caller
     context.tenant = key.tenant
-
-
-def _require_scope(context: RequestContext, wanted: str) -> None:
-    if wanted not in (context.scopes or ()):
-        raise Forbidden(f"the API key does not have the scope {wanted!r}; its `scopes` in the file of keys can be extended")
 
 
 def _key_headers(scope: Any, *, is_dialect: bool) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 - Litestar has two types
@@ -101,7 +85,6 @@ def _key_headers(scope: Any, *, is_dialect: bool) -> list[tuple[bytes, bytes]]: 
 
 
 def _to_bearer(authorization: bytes) -> bytes:
-    """Convert `Basic` with user ID and password SECRET to `Bearer ID.SECRET`; return any other header unchanged."""
     scheme, _, encoded = authorization.partition(b" ")
     if scheme.lower() != b"basic":
         return authorization

@@ -9,10 +9,9 @@ Proxies = tuple[IPv4Network | IPv6Network, ...]
 
 
 def client_address(scope: HTTPScope, headers: Mapping[bytes, bytes], proxies: Proxies) -> str:
-    """Return the client's address: `X-Real-IP` if a trusted proxy sent it, else the peer address of the connection.
+    """Return the client's address: `X-Real-IP` if a trusted proxy or a unix socket sent it, else the peer address.
 
-    A proxy must replace any `X-Real-IP` that its client sent. A peer on a unix socket is always trusted: the socket's permissions
-    control who connects. The address is empty on a unix socket without a valid `X-Real-IP`.
+    A proxy must replace any `X-Real-IP` that its client sent.
     """
     peer = (scope.get("client") or ("", 0))[0]
     named = headers.get(b"x-real-ip")

@@ -47,11 +47,9 @@ class ApiKey(NamedTuple):
 
     id: str
     digests: tuple[bytes, bytes]
-    """SHA-256 of the accepted secrets; the same digest twice if there is only one secret."""
     scopes: frozenset[Scope]
     caller: Caller
     tenant: str = ""
-    """Whose indexed images it searches and adds to."""
 
 
 class KeysError(Exception):
@@ -67,13 +65,9 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ApiKeys:
-    """The keys in a file, which is read again when it changes.
-
-    While it is invalid, the last valid keys of the host stay in use, also in a worker that starts.
-    """
+    """The keys in a file, which is read again when it changes; while it is invalid, the last valid keys of the host are used."""
 
     def __init__(self, path: Path) -> None:
-        """Read the keys; raise KeysError if the file is not valid, and has not been while this host has run."""
         self._file = last_valid.WatchedFile("api_keys", path, partial(load, path))
         # Used for unknown ids, so that the comparison takes the same time.
         self._nobody = ApiKey("", (secrets.token_bytes(_SECRET_BYTES), secrets.token_bytes(_SECRET_BYTES)), frozenset(), ANYBODY)
@@ -86,10 +80,7 @@ class ApiKeys:
         return key
 
     def find(self, credential: bytes) -> ApiKey | None:
-        """Return the key of a credential, `id.secret`; None if the id is unknown or the secret is wrong.
-
-        The time depends only on the length of the credential, so that a client cannot measure which ids exist.
-        """
+        """Return the key of a credential, `id.secret`, or None, in a time that does not tell which ids exist."""
         id_, _, secret = credential.partition(b".")
         key = self._file.tables.get(id_.decode("latin-1"), self._nobody)
         digest = hashlib.sha256(secret).digest()
@@ -98,7 +89,7 @@ class ApiKeys:
 
 
 def load(path: Path) -> dict[str, ApiKey]:
-    """Read a file of keys, or recall the last valid ones of this host; return them by id. Raise KeysError if there are none."""
+    """Read a file of keys, or recall the last valid ones of this host, by id; raise KeysError if there are none."""
     return last_valid.load("api_keys", str(path), partial(_read, path), dict[str, ApiKey], KeysError)
 
 

@@ -20,17 +20,18 @@ from app import __version__
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects
 from app.api.answering.responses import JsonResponse
-from app.api.answering.schema import Problem
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch
-from app.api.context import RequestContext, context_of
+from app.api.context import AnyRequest, RequestContext, context_of
 from app.api.dependencies import Worker, WorkerPipeline
-from app.api.dialects.dialect import READING, AnyRequest, Dialect, DialectParameters, answer_each, detect, detectors, receive_text
+from app.api.detect import handle_image
+from app.api.dialects.dialect import READING, Dialect, DialectParameters, answer_each, by_json, detectors
 from app.api.parameters.parse import Fraction, split_classes
 from app.api.pass_on import pass_on
 from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body
 from app.api.receiving.content_type import URLENCODED, media_type
+from app.api.receiving.intake import receiving
 from app.api.routes import ModelRoute
 from app.api.sight.faces import LARGEST, compare, parse_pair, require_faces
 from app.api.sight.ocr import box_of, read_regions
@@ -43,19 +44,14 @@ from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions
 from app.pipeline.results import Detections
 
 _NAMED = 20
-"""Maximum number of objects named in `message`."""
 _FRIGATE_ROWS = 20
 """Maximum number of objects that Frigate's detector can take."""
 _MODULE = {"moduleId": "nereid", "moduleName": "Nereid", "processedBy": "localhost"}
-"""CodeProject.AI's additions that are the same in all responses."""
-_SIDES = ("x_min", "y_min", "x_max", "y_max")
 
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
     min_confidence: Fraction | Literal[""] = ""
-    """Empty as if it were missing: 0.4."""
     url: str | None = None
-    """The URL of the image, if its field contains one. Not part of DeepStack."""
     classes: str | None = None
     """Names or ids, separated by commas. Not part of DeepStack; for Frigate, which drops all objects after an unknown label."""
     max_objects: Annotated[int, Meta(ge=1, le=MAX_DETECTIONS)] | None = None
@@ -85,8 +81,8 @@ async def detection(
     request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str | None] = None
 ) -> ASGIResponse:
     """Detect objects with the model in the path, or with the default model."""
-    describe = partial(to_predictions, "custom" if model else "detect")
-    return await detect(request, worker, pipeline, _Parameters, parse_body, describe, [("model", model)] if model else [])
+    respond, in_path = by_json(partial(to_predictions, "custom" if model else "detect")), [("model", model)] if model else []
+    return await handle_image(request, worker, pipeline, _Parameters, in_path, parse=parse_body, respond=respond)
 
 
 @ModelRoute("/v1/vision/face", task=None, key_in="body")
@@ -95,7 +91,8 @@ async def faces(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -
     require_faces(worker)
     name, version = split_reference(named_cascade(worker, "faces", "faces").model)
     in_path = [("model", name), *([("version", version)] if version else [])]
-    return await detect(request, worker, pipeline, _FaceParameters, parse_body, partial(to_predictions, "face"), in_path)
+    respond = by_json(partial(to_predictions, "face"))
+    return await handle_image(request, worker, pipeline, _FaceParameters, in_path, parse=parse_body, respond=respond)
 
 
 @ModelRoute("/v1/vision/face/match", task=None, takes="images", key_in="body")
@@ -140,7 +137,8 @@ async def read(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) ->
 async def list_custom(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> dict[str, Any]:
     """List the detectors available at `/v1/vision/custom/{model}`."""
     if context_of(request.scope).is_anonymous:
-        await receive_text(request, worker, _Parameters, parse_form)
+        async with receiving(request, worker, _Parameters, parse_form, may_be_empty=True):
+            pass  # it has the key
     specs = await detectors(request, worker, pipeline)
     return {
         "success": True,
@@ -159,14 +157,8 @@ async def update_available() -> dict[str, Any]:
     """Report that there is no update. Clients request this before they show the service as working."""
     numbers = dict(zip(("major", "minor", "patch"), map(int, __version__.split(".")[:3]), strict=True))
     version = {**numbers, "preRelease": "", "securityUpdate": False, "build": 0, "file": "", "releaseNotes": ""}
-    return {
-        "success": True,
-        "message": "",
-        "version": None,
-        "current": version,
-        "latest": version,
-        "updateAvailable": False,
-    }
+    versions = {"version": None, "current": version, "latest": version, "updateAvailable": False}
+    return {"success": True, "message": "", **versions}
 
 
 def parse_one(data: bytes, content_type: str, kind: type[DialectParameters]) -> ParsedBatch:
@@ -192,12 +184,11 @@ def to_predictions(command: str, given: ResponseInput[Detections]) -> dict[str, 
 
 def to_prediction(confidence: float, box: Sequence[float], label: str | None) -> dict[str, Any]:
     """Describe an object; corners in whole pixels of the upright image."""
-    sides = {side: round(at) for side, at in zip(_SIDES, box, strict=True)}
+    sides = {side: round(at) for side, at in zip(("x_min", "y_min", "x_max", "y_max"), box, strict=True)}
     return {"confidence": confidence, **({} if label is None else {"label": label}), **sides}
 
 
 def _describe(command: str, predictions: list[dict[str, Any]], context: RequestContext, *, is_gpu: bool) -> dict[str, Any]:
-    """Make the response about objects."""
     named = ", ".join(prediction.get("label", command) for prediction in predictions[:_NAMED])
     message, device = f"Found {named}" if predictions else "No objects found", "GPU" if is_gpu else "CPU"
     own = {"predictions": predictions, "message": message, "count": len(predictions)}
@@ -221,15 +212,10 @@ def complete(command: str, context: RequestContext, own: dict[str, Any]) -> dict
     }
 
 
-def write_error(problem: Problem) -> dict[str, Any]:
-    """Convert a problem to DeepStack's error format, with CodeProject.AI's `code`."""
-    return {"success": False, "error": problem.detail, "duration": 0, "code": problem.status}
-
-
 # DeepStack's own clients expect 400 for a bad image.
 DIALECT = Dialect(
     "deepstack",
     [detection, faces, match, names, read, list_custom, update_available],
-    write_error,
+    lambda problem: {"success": False, "error": problem.detail, "duration": 0, "code": problem.status},
     statuses={415: 400, 422: 400},
 )

@@ -8,19 +8,20 @@ from litestar.response.base import ASGIResponse
 
 from app.api.answering.responses import JsonResponse
 from app.api.batch.answer import ImagesAnswer
+from app.api.batch.asking import Asking
 from app.api.batch.body import MAX_IMAGES, ParsedBatch, parse_batch
-from app.api.context import RequestContext, context_of
+from app.api.context import AnyRequest, RequestContext, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.dialects import deepstack
 from app.api.dialects.deepstack import complete, parse_form, parse_one, to_prediction
-from app.api.dialects.dialect import AnyRequest, DialectParameters, answer_each, receive_text
+from app.api.dialects.dialect import DialectParameters, answer_each
 from app.api.parameters.parse import Fraction
 from app.api.receiving import multipart
 from app.api.receiving.content_type import MULTIPART, media_type
+from app.api.receiving.intake import receiving
 from app.api.routes import ModelRoute
 from app.api.search.asking import ROUNDING, WorkerSearch, search_of
 from app.api.sight.faces import require_faces
-from app.api.sight.image import Asking
 from app.cascade.named import named_cascade
 from app.embedding.outputs import cosine_at, similarity_at
 from app.errors import InvalidParameter, MalformedRequest, NoFace, UnsupportedModel
@@ -33,9 +34,7 @@ from app.search.names import LEAST_QUALITY, PersonName, find_names
 from app.search.service import hash_content
 
 _REGISTERED = "deepstack-face-"
-"""What the ids of pictures begin with that were registered."""
 _UNKNOWN = "unknown"
-"""The name of whoever is not registered."""
 
 
 class _UserParameters(DialectParameters, frozen=True, kw_only=True):
@@ -107,9 +106,10 @@ async def register(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline
 async def list_faces(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """List the names under which faces are registered."""
     require_faces(worker)
-    _, _, call = await receive_text(request, worker, DialectParameters, parse_form)
-    context = context_of(request.scope)
-    async with search.database.asking(call) as engine:
+    async with (
+        receiving(request, worker, DialectParameters, parse_form, may_be_empty=True) as (context, _, _, call),
+        search.database.asking(call) as engine,
+    ):
         names = await engine.names(context.tenant)
     return _respond("list", context, faces=names)
 
@@ -118,9 +118,10 @@ async def list_faces(request: AnyRequest, worker: Worker, search: WorkerSearch) 
 async def delete_faces(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """Delete all faces that are registered under a name; nothing if there is none."""
     require_faces(worker)
-    _, wanted, call = await receive_text(request, worker, _UserParameters, parse_form)
-    context = context_of(request.scope)
-    async with search.database.asking(call) as engine:
+    async with (
+        receiving(request, worker, _UserParameters, parse_form, may_be_empty=True) as (context, _, wanted, call),
+        search.database.asking(call) as engine,
+    ):
         await engine.forget(context.tenant, wanted.name)
     return _respond("delete", context)
 
@@ -128,7 +129,7 @@ async def delete_faces(request: AnyRequest, worker: Worker, search: WorkerSearch
 async def _describe_faces(
     worker: WorkerResources, _: Pipeline, image: bytes, wanted: DialectParameters, call: CallContext
 ) -> NewImage:
-    """Find and describe the faces in an image. A picture of a person is kept once, and apart from the same one that is indexed."""
+    """A picture of a person is kept once, and apart from the same one that is indexed."""
     name = wanted.name if isinstance(wanted, _UserParameters) else ""
     digest = blake2b(await hash_content(image), digest_size=32, key=blake2b(name.encode()).digest()).digest()
     new = NewImage(image_id=f"{_REGISTERED}{digest.hex()[:32]}", content_hash=digest, width=0, height=0)
@@ -142,18 +143,18 @@ _FACES: Asking[Any, NewImage] = Asking(lambda worker, _: named_cascade(worker, "
 
 
 def _parse_images(data: bytes, content_type: str, kind: type[DialectParameters]) -> ParsedBatch:
-    """Parse a form whose files are images, whatever the names of their fields; or JSON with `images`."""
     if media_type(content_type) != MULTIPART:
         return parse_batch(data, content_type, kind)
     parts = list(multipart.read_parts(data, content_type, MAX_IMAGES))
     images: list[Image] = [part.content or MalformedRequest("the image is empty") for part in parts if part.file_name is not None]
     if not images:
         raise MalformedRequest("there is no image; send one as a file, in the field image or image1")
-    return ParsedBatch(images, [], [multipart.to_parameter(part, "image") for part in parts if part.file_name is None])
+    return ParsedBatch(
+        images, [None] * len(images), [multipart.to_parameter(part, "image") for part in parts if part.file_name is None]
+    )
 
 
 def _respond(command: str, context: RequestContext, **own: Any) -> ASGIResponse:  # noqa: ANN401 - any JSON
-    """Respond about faces of persons."""
     return JsonResponse(msgspec.json.encode(complete(command, context, own)))
 
 

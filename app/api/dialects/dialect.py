@@ -2,47 +2,40 @@
 
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
-from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope, Scope
 from msgspec import Meta
 
 from app.api.answering import problems
-from app.api.answering.format import ResponseInput
+from app.api.answering.format import Respond, ResponseInput
 from app.api.answering.native import respond_json
 from app.api.answering.problems import WriteError
 from app.api.answering.schema import Problem
 from app.api.batch.answer import ImagesAnswer
+from app.api.batch.asking import MODEL, Asking, by_cascade, open_batch
 from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.caller.check import require_key
-from app.api.context import context_of
+from app.api.context import AnyRequest
 from app.api.dependencies import WorkerResources
-from app.api.detect import handle_image
-from app.api.parameters.parse import Fraction, ModelParameters, Pairs
-from app.api.receiving import intake
-from app.api.receiving.body import ParsedBody
-from app.api.receiving.client_watch import ClientWatch
+from app.api.parameters.parse import ModelParameters
 from app.api.receiving.content_type import JSON
-from app.api.receiving.intake import Content
-from app.api.sight.image import MODEL, Asking, by_cascade
-from app.api.sight.images import open_batch
+from app.api.receiving.intake import receiving
 from app.cascade.named import named_cascade
 from app.cascade.run import CascadeAnswer
 from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
-from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions, Reader
+from app.pipeline.call import CallContext, DetectOptions, Reader
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
 
-AnyRequest = Request[Any, Any, Any]
-C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound="DialectParameters")
 
 
@@ -53,10 +46,8 @@ class Dialect(NamedTuple):
     """The interface of another detection service."""
 
     name: str
-    """Name in the setting `dialects`."""
     handlers: Sequence[HTTPRouteHandler]
     write_error: Callable[[Problem], Any] = lambda problem: {"error": problem.detail}
-    """Converts a problem to the object that the response contains as JSON."""
     statuses: Mapping[int, int] = {}
     """Replacements of the gateway's error statuses that clients of the other service would not understand."""
     applies: Mapping[str, Callable[[HTTPScope], bool]] = {}
@@ -100,42 +91,14 @@ class DialectParameters(ModelParameters, frozen=True, kw_only=True):
     ignores_unknown: ClassVar[bool] = True
     api_key: Annotated[str | None, Meta(description="The API key, if no header has it.")] = None
 
-    @property
-    def options(self) -> DetectOptions:
-        """The options of the detection."""
-        raise NotImplementedError
 
-
-class ConfidenceParameters(DialectParameters, frozen=True, kw_only=True):
-    """Parameters of dialects with a minimum score; subclasses set its name and default."""
-
-    kind: ClassVar[type[DetectOptions]] = DetectOptions
-    confidence: Fraction = 0.5
-
-    @property
-    def options(self) -> DetectOptions:
-        """The options of the detection."""
-        return self.kind(self.model, self.confidence, None, MAX_DETECTIONS, version=self.version)
-
-
-async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
-    request: AnyRequest,
-    worker: WorkerResources,
-    pipeline: Pipeline,
-    kind: type[P],
-    parse: Callable[[bytes, str, type[P]], ParsedBody],
-    describe: Callable[[ResponseInput[Any]], object],
-    in_path: Pairs = (),
-) -> ASGIResponse:
-    """Answer a request with one image, as `/detect` does; arguments as for `handle_image`.
-
-    `describe` converts the result to the object that the response contains as JSON.
-    """
+def by_json(describe: Callable[[ResponseInput[Any]], object]) -> Respond:
+    """Respond with the JSON of what `describe` returns."""
 
     async def respond(given: ResponseInput[Any]) -> ASGIResponse:
-        return await respond_json(lambda: describe(given), given.found, given.pipeline, given.call)
+        return await respond_json(partial(describe, given), given.found, given.pipeline, given.call)
 
-    return await handle_image(request, worker, pipeline, kind, in_path, parse=parse, respond=respond)
+    return respond
 
 
 async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
@@ -147,44 +110,30 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
     respond: Callable[[ImagesAnswer[Any, Any], P, CallContext], Awaitable[ASGIResponse]],
     asking: Asking[Any, Any] = MODEL,
 ) -> ASGIResponse:
-    """Answer a request with several images as `/detect/batch` does, or with a single image as `/detect` does.
-
-    `parse` extracts the images and the parameters, as for `intake.receive`. The error of a single image is that of the request.
-    `asking` asks about an image, by default the question that the parameters have as `options`.
-    """
-    context = context_of(request.scope)
-    memory = pipeline.admission.memory.reserve(context.caller, "the masks of these images")
+    """Answer a request as `/detect/batch` does; one with a single image as `/detect` does, with the error of the image."""
 
     async def keep(_: int, found: Any) -> Any:  # noqa: ANN401 - of any task
         if isinstance(found, Detections):
             memory.add(sum(len(mask.encoded or b"") + sum(part.nbytes for part in mask.parts) for mask in found.masks or ()))
         return found
 
-    with ClientWatch(request.receive, context.body_limits) as client, memory:
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
+    async with receiving(request, worker, kind, parse) as (context, content, wanted, call):
         images = content.images
         refuse_large(images, worker.deployment.body_limits.max_bytes)
-        answer: ImagesAnswer[Any, Any] = ImagesAnswer(len(images), keep, context, worker.metrics)
+        answer: ImagesAnswer[Any, Any] = ImagesAnswer(content.names, keep, context, worker.metrics)
         is_single = len(images) == 1
-        try:
-            if is_single and isinstance(images[0], bytes):
-                await answer.keep(0, await asking.ask(worker, pipeline, images[0], wanted, call))
-            else:
-                await answer.run(await open_batch(worker, pipeline, images, wanted, call, asking))
-                if is_single:
-                    answer.all()
-        finally:
-            context.log_fields |= pipeline.log_fields(split_reference(asking.first(worker, wanted))[0])
-        answer.log()
-        return await respond(answer, wanted, call)
-
-
-async def receive_text(
-    request: AnyRequest, worker: WorkerResources, kind: type[P], parse: Callable[[bytes, str, type[P]], C]
-) -> tuple[C, P, CallContext]:
-    """Receive a request whose body contains no image; arguments and errors as for `intake.receive`."""
-    with ClientWatch(request.receive, context_of(request.scope).body_limits) as client:
-        return await intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=True)
+        with pipeline.admission.memory.reserve(call.caller, "the masks of these images") as memory:
+            try:
+                if is_single and isinstance(images[0], bytes):
+                    await answer.keep(0, await asking.ask(worker, pipeline, images[0], wanted, call))
+                else:
+                    await answer.run(await open_batch(worker, pipeline, images, wanted, call, asking))
+                    if is_single:
+                        answer.all()
+            finally:
+                context.log_fields |= pipeline.log_fields(split_reference(asking.first(worker, wanted))[0])
+            answer.log()
+            return await respond(answer, wanted, call)
 
 
 async def detectors(
@@ -198,11 +147,3 @@ async def detectors(
         with suppress(GatewayError):  # it cannot be used; `/models` reports the reason
             specs.append(await pipeline.spec(name))
     return [spec for spec in specs if spec.head.task in tasks]
-
-
-async def find_detector(pipeline: Pipeline, options: DetectOptions, call: CallContext) -> ModelSpec:
-    """Return the model that options name, or the default model of their task; raise WrongTask if the dialect lacks its task."""
-    name = options.model or pipeline.default_for(options.task)
-    spec = await pipeline.prepare(pipeline.refer_to(name, options.version), call.deadline, call.caller)
-    options.reader(spec)
-    return spec

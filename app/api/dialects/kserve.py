@@ -16,18 +16,17 @@ from litestar.response.base import ASGIResponse
 from numpy.typing import NDArray
 
 from app import __version__
-from app.api.admin import load_model, receive_parts, unload_model
+from app.api.admin import load_model, receiving_parts, unload_model
 from app.api.answering.responses import LargeResponse
 from app.api.caller.check import require_key
-from app.api.context import context_of, header_of
+from app.api.context import AnyRequest, context_of, header_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerTritons
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, OptionsByModel
+from app.api.dialects.dialect import Dialect, DialectParameters, OptionsByModel
 from app.api.dialects.kserve_tensors import InferRequest, encode_response
 from app.api.parameters.parse import check_model_name
-from app.api.receiving import intake
 from app.api.receiving.body import decode, parsing_bytes
-from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
+from app.api.receiving.intake import receiving
 from app.api.routes import ModelRoute, route_of
 from app.errors import Forbidden, InvalidParameter, ModelNotReady, UnsupportedModel
 from app.model.heads import ClassificationHead, EmbeddingHead
@@ -38,7 +37,6 @@ from app.pipeline.results import Classifications, Embedding, TaskResult
 from app.pipeline.tensors import run_tensor
 from app.resilience.lease import Lease
 
-_EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
 _METHODS = {"config": "ModelConfig", "stats": "ModelStatistics"}
 _LENGTH = b"inference-header-content-length"
 _MODEL = "/v2/models/{model:str}"
@@ -59,12 +57,9 @@ Version = FromPath[int | None]
 
 
 class _Options(OptionsByModel):
-    """Options for a model of any task."""
-
     __slots__ = ()
 
     def reader(self, spec: ModelSpec) -> Reader[TaskResult]:  # type: ignore[override]  # the answer is only described
-        """Return the reader of detections, classes, or a vector."""
         if isinstance(spec.head, EmbeddingHead | ClassificationHead):
             return TaskOptions[TaskResult](spec.head.task, self.model, self.confidence, self.max_detections).reader(spec)
         return super().reader(spec)
@@ -80,7 +75,6 @@ async def infer(
         context.content_type = JSON  # whatever was declared, if anything: `receive` parses it in a thread
     in_path = [("model", model), *([("version", str(version))] if version else [])]
     parse = lambda data, *_: InferRequest.parse(data, length)  # noqa: E731
-    memory = pipeline.admission.memory.reserve(context.caller, "this tensor")
 
     async def run(work: Callable[[], T], nbytes: int) -> T:
         """Run work that needs this much memory, in a thread if it is much."""
@@ -88,32 +82,35 @@ async def infer(
             return work()
         return await pipeline.threads.run(work, call.deadline, lease, turn=call.turn(nbytes))
 
-    with ClientWatch(request.receive, context.body_limits) as client, Lease() as lease:
-        lease.on_release(memory.release)
-        given, wanted, call = await intake.receive(client, request.scope, worker, in_path, DialectParameters, parse)
-        size = len(given.content)
-        try:
-            if isinstance(given.content, bytes):
-                _, confidence, iou, limit = msgspec.structs.astuple(given.chosen)
-                options = _Options(model, confidence, None, limit, iou, version=wanted.version, lowers_iou=True, masks="none")
-                found = await pipeline.run(given.content, options, call)
-                spec, used, outputs = found.spec, found.version, _to_outputs(found, is_batch=len(given.declared[2]) > 1)
-            else:
-                memory.add(size + parsing_bytes(size, context.content_type))
-                per_number = 0 if isinstance(given.content, memoryview) else _NUMBER_BYTES
-                read = lambda dtype, count: run(partial(given.read_numbers, dtype, count), count * per_number)  # noqa: E731
-                spec, (outputs, used) = await run_tensor(pipeline, model, wanted.version, given.declared, read, call)
-        finally:
-            context.log_fields |= pipeline.log_fields(model)
-        if "route_name" in context.log_fields:
-            context.log_fields["model"] = refer_to(spec.name, used)
-        is_binary = given.choose(outputs)
-        size = sum(outputs[name].size * (outputs[name].itemsize if binary else _NUMBER_BYTES) for name, binary in is_binary.items())
-        memory.add(size)
-        head = {"model_name": spec.name, "model_version": used, **given.id}
-        body, json_bytes = await run(partial(encode_response, head, outputs, is_binary), size)
-        headers = [(_LENGTH, b"%d" % json_bytes)] if json_bytes else []
-        return LargeResponse(body, "application/octet-stream" if json_bytes else JSON, pipeline.admission.memory, headers)
+    async with receiving(request, worker, DialectParameters, parse, in_path) as (_, given, wanted, call):
+        memory = pipeline.admission.memory.reserve(call.caller, "this tensor")
+        with Lease() as lease:
+            lease.on_release(memory.release)
+            size = len(given.content)
+            try:
+                if isinstance(given.content, bytes):
+                    _, confidence, iou, limit = msgspec.structs.astuple(given.chosen)
+                    options = _Options(model, confidence, None, limit, iou, version=wanted.version, lowers_iou=True, masks="none")
+                    found = await pipeline.run(given.content, options, call)
+                    spec, used, outputs = found.spec, found.version, _to_outputs(found, is_batch=len(given.declared[2]) > 1)
+                else:
+                    memory.add(size + parsing_bytes(size, context.content_type))
+                    per_number = 0 if isinstance(given.content, memoryview) else _NUMBER_BYTES
+                    read = lambda dtype, count: run(partial(given.read_numbers, dtype, count), count * per_number)  # noqa: E731
+                    spec, (outputs, used) = await run_tensor(pipeline, model, wanted.version, given.declared, read, call)
+            finally:
+                context.log_fields |= pipeline.log_fields(model)
+            if "route_name" in context.log_fields:
+                context.log_fields["model"] = refer_to(spec.name, used)
+            is_binary = given.choose(outputs)
+            size = sum(
+                outputs[name].size * (outputs[name].itemsize if binary else _NUMBER_BYTES) for name, binary in is_binary.items()
+            )
+            memory.add(size)
+            head = {"model_name": spec.name, "model_version": used, **given.id}
+            body, json_bytes = await run(partial(encode_response, head, outputs, is_binary), size)
+            headers = [(_LENGTH, b"%d" % json_bytes)] if json_bytes else []
+            return LargeResponse(body, "application/octet-stream" if json_bytes else JSON, pipeline.admission.memory, headers)
 
 
 def _to_outputs(found: TaskResult, *, is_batch: bool) -> dict[str, NDArray[Any]]:
@@ -135,7 +132,8 @@ def _to_outputs(found: TaskResult, *, is_batch: bool) -> dict[str, NDArray[Any]]
 async def server(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """Describe the server."""
     require_key(request, worker.keys, "detect", is_dialect=True)
-    return {"name": "nereid", "version": __version__, "extensions": _EXTENSIONS}
+    extensions = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+    return {"name": "nereid", "version": __version__, "extensions": extensions}
 
 
 @get(["/v2/health/live", "/v2/health/ready"])
@@ -156,10 +154,7 @@ async def describe(  # noqa: PLR0913, PLR0917 - the dependencies and the path
     model: Model,
     version: Version = None,
 ) -> Any:  # noqa: ANN401 - of any members
-    """Describe the tensors, the state, the config or the statistics of a model as a Triton does.
-
-    The outputs of a model that takes files are those for its image.
-    """
+    """Describe the tensors, the state, the config or the statistics of a model as a Triton does."""
     end = route_of(request.scope).rpartition("/")[2]
     require_key(request, worker.keys, "health" if end == "stats" else "detect", is_dialect=True)  # all callers' statistics
     check_model_name(model)
@@ -208,9 +203,8 @@ async def control(request: AnyRequest, worker: Worker, model: Model) -> Response
 
 
 async def _read_object(request: AnyRequest) -> dict[str, Any]:
-    """Return the JSON object in the body, which may be empty."""
-    body = b"".join([part async for part in receive_parts(request, _MAX_TEXT_BYTES)])
-    context_of(request.scope).is_body_received = True
+    async with receiving_parts(request, _MAX_TEXT_BYTES) as parts:
+        body = b"".join([part async for part in parts])
     return decode(memoryview(body or b"{}"), dict[str, Any], "expected a JSON object, or nothing")
 
 

@@ -16,7 +16,6 @@ from app.pipeline.call import MAX_DETECTIONS
 from app.pipeline.tensors import Declared
 
 BYTES = "BYTES"
-"""Datatype of files and texts."""
 _LENGTH_BYTES = 4
 _MAX_LENGTH_DIGITS = 18
 # Other threads run between two pieces of long JSON.
@@ -35,7 +34,6 @@ class Parameters(msgspec.Struct, frozen=True):
     confidence: Fraction = 0.25
     iou: Fraction | None = None
     max_detections: Annotated[int, Meta(ge=1, le=MAX_DETECTIONS)] = 100
-    """For a classifier, the maximum number of classes."""
 
 
 class _TensorParameters(msgspec.Struct, frozen=True):
@@ -74,16 +72,11 @@ class InferRequest(NamedTuple):
     """Whether each chosen output is binary; empty if none is chosen."""
     chosen: Parameters
     id: dict[str, str]
-    """The member `id` of the response, if the request has one."""
     parameters: Pairs = ()
-    """There are none for `intake.receive`."""
 
     @classmethod
     def parse(cls, data: bytes, header_length: str) -> "InferRequest":
-        """Parse a body; `header_length` is its `Inference-Header-Content-Length`, the size of the JSON, or empty.
-
-        Raise MalformedRequest unless it has one input and the sizes fit, InvalidParameter if a parameter is not supported.
-        """
+        """Parse a body; `header_length` is the size of the JSON, or empty. Raise MalformedRequest or InvalidParameter."""
         is_number = header_length.isdecimal() and len(header_length) <= _MAX_LENGTH_DIGITS
         nbytes = int(header_length) if is_number else len(data)
         if nbytes > len(data) or (header_length and not is_number):
@@ -129,7 +122,6 @@ class InferRequest(NamedTuple):
 
 
 def _read_file(tensor: _Input, binary: memoryview) -> bytes:
-    """Return the only element of a tensor of files, in JSON as base64; raise MalformedRequest if there is no single one."""
     if tensor.shape not in {(1,), (1, 1)}:
         raise MalformedRequest(f"the shape of an input of type {BYTES} is [1] or [1, 1]: send one image per request")
     if tensor.data:
@@ -141,7 +133,6 @@ def _read_file(tensor: _Input, binary: memoryview) -> bytes:
 
 
 def _pieces(text: bytes | msgspec.Raw, dtype: np.dtype[Any]) -> Iterator[list[float]]:
-    """Yield the numbers of a JSON list, flat or nested; raise one of `JSON_ERRORS` for others than finite ones of this type."""
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     kind = float if dtype.kind == "f" else int
     decoder = msgspec.json.Decoder(list[Annotated[kind, Meta(ge=kind(limits.min), le=kind(limits.max))]])  # type: ignore[valid-type]
@@ -156,17 +147,17 @@ def _pieces(text: bytes | msgspec.Raw, dtype: np.dtype[Any]) -> Iterator[list[fl
 def encode_response(
     head: Mapping[str, str], outputs: Mapping[str, NDArray[Any]], is_binary: Mapping[str, bool]
 ) -> tuple[bytes, int]:
-    """Encode the outputs that `is_binary` names, texts as `object`; return the body, and the size of JSON with more behind it.
-
-    `head` has the other members of the JSON object.
-    """
+    """Encode the outputs that `is_binary` names, texts as `object`; return the body, and the size of JSON with more behind it."""
     described, parts = [], []
     for name, binary in is_binary.items():
         tensor = outputs[name]
         datatype = BYTES if tensor.dtype.hasobject else tensor.dtype.name.upper().replace("FLOAT", "FP")
         own: dict[str, Any] = {"name": name, "datatype": datatype, "shape": tensor.shape}
         if binary:
-            elements = b"".join(map(_to_element, tensor.flat)) if tensor.dtype.hasobject else tensor.tobytes()
+            elements = tensor.tobytes()
+            if tensor.dtype.hasobject:
+                texts = map(str.encode, tensor.flat)
+                elements = b"".join(len(text).to_bytes(_LENGTH_BYTES, "little") + text for text in texts)
             own["parameters"] = {"binary_data_size": len(elements)}
             parts.append(elements)
         else:
@@ -176,8 +167,3 @@ def encode_response(
         described.append(own)
     document = msgspec.json.encode({**head, "outputs": described})
     return b"".join([document, *parts]), len(document) if parts else 0
-
-
-def _to_element(text: str) -> bytes:
-    data = text.encode()
-    return len(data).to_bytes(_LENGTH_BYTES, "little") + data

@@ -20,24 +20,29 @@ from app.api.answering.schema import ModelList
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.caller.check import require_key
+from app.api.context import AnyRequest
 from app.api.dependencies import Worker, WorkerPipeline
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, answer_each, detectors
+from app.api.dialects.dialect import Dialect, DialectParameters, answer_each, detectors
 from app.api.parameters.parse import Fraction
 from app.api.receiving.body import parse_document
 from app.api.receiving.content_type import JSON, body_type
 from app.api.reports.models import list_models
-from app.api.routes import ModelRoute
+from app.api.routes import ModelRoute, route_of
 from app.errors import MalformedRequest, ModelNotReady, UnsupportedMediaType
 from app.model.reference import split_reference
-from app.pipeline.call import CallContext
+from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions
 from app.pipeline.results import Detections
 
 _EXAMPLE = '{"input": [{"type": "image_url", "url": "data:image/jpeg;base64,..."}], "threshold": 0.4}'
 _EXPECTED = f"expected a JSON object such as {_EXAMPLE}"
 
 
-class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
+class _Parameters(DialectParameters, frozen=True, kw_only=True):
     confidence: Fraction = msgspec.field(default=0.25, name="threshold")
+
+    @property
+    def options(self) -> DetectOptions:
+        return DetectOptions(self.model, self.confidence, None, MAX_DETECTIONS, version=self.version)
 
 
 class _Image(msgspec.Struct):
@@ -71,18 +76,13 @@ async def infer(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -
     return await answer_each(request, worker, pipeline, _Parameters, parse, respond)
 
 
-@get("/v1/health/live")
-async def live() -> dict[str, str]:
-    """Liveness probe, as `/livez`."""
-    return {"message": "Service is live.", "object": "health.response"}
-
-
-@get("/v1/health/ready")
-async def ready(worker: Worker) -> dict[str, str]:
-    """Readiness probe, as `/readyz`."""
-    if not await worker.is_ready():
+@get(["/v1/health/live", "/v1/health/ready"])
+async def health(request: AnyRequest, worker: Worker) -> dict[str, str]:
+    """Liveness probe and readiness probe, as `/livez` and `/readyz`."""
+    state = route_of(request.scope).rpartition("/")[2]
+    if state == "ready" and not await worker.is_ready():
         raise ModelNotReady("the service is not ready")
-    return {"message": "Service is ready.", "object": "health.response"}
+    return {"message": f"Service is {state}.", "object": "health.response"}
 
 
 @get("/v1/models")
@@ -102,20 +102,17 @@ async def metadata(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline
 
 
 def _describe(found: Iterable[Detections], nbytes: int) -> bytes:
-    data = [{"index": index, "bounding_boxes": to_boxes_by_label(each)} for index, each in enumerate(found)]
+    data = []
+    for index, each in enumerate(found):
+        boxes = defaultdict(list)
+        for (x_min, y_min, x_max, y_max), score, _, name in objects(each, "normalized"):
+            boxes[name].append({"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max, "confidence": score})
+        data.append({"index": index, "bounding_boxes": boxes})
     return msgspec.json.encode({"data": data, "usage": {"images_size_mb": round(nbytes / 1e6, 6)}})
-
-
-def to_boxes_by_label(found: Detections) -> dict[str, list[dict[str, float]]]:
-    """Return the boxes in an image by class name, by descending confidence; corners as fractions of the upright image."""
-    boxes = defaultdict(list)
-    for (x_min, y_min, x_max, y_max), score, _, name in objects(found, "normalized"):
-        boxes[name].append({"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max, "confidence": score})
-    return boxes
 
 
 DIALECT = Dialect(
     "nim",
-    [infer, live, ready, models, metadata],
+    [infer, health, models, metadata],
     applies={"/v1/models": lambda _: False},  # the gateway's own route gives the same response
 )

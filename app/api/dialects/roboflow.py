@@ -14,33 +14,29 @@ from litestar import get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
-from litestar.types import HTTPScope
 from msgspec import Meta
 
 from app.api.answering import drawn
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import respond_json
-from app.api.answering.schema import Problem
 from app.api.batch.answer import ImagesAnswer
-from app.api.context import context_of
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline
 from app.api.detect import handle_image
 from app.api.dialects import roboflow_core
 from app.api.dialects.dialect import (
-    AnyRequest,
     Dialect,
     DialectParameters,
     OptionsByModel,
     answer_each,
     detectors,
-    find_detector,
-    receive_text,
 )
 from app.api.dialects.roboflow_answers import TASK_TYPES, to_description, to_inference
 from app.api.dialects.roboflow_images import EXAMPLE, InferenceBody
 from app.api.parameters.parse import Fraction, check_model_name, split_classes
 from app.api.receiving.body import ParsedBody, decode_base64, parse_document, parse_multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
+from app.api.receiving.intake import receiving
 from app.api.routes import ModelRoute
 from app.errors import UnknownModel
 from app.model.heads import Task
@@ -49,8 +45,6 @@ from app.pipeline.results import Detections
 
 
 class _Options(OptionsByModel):
-    """Options for a model of a task that Roboflow's clients know."""
-
     __slots__ = ()
     tasks = TASK_TYPES
 
@@ -61,14 +55,11 @@ _MODEL_ID = re.compile(r"([^/]*)(?:/([1-9][0-9]{0,17}))?")
 _V0 = "/{model:str}/{version:int}"
 
 Usual = Literal["best", "default"]
-"""Names of thresholds that Roboflow tunes per model; here they select the default threshold."""
 
 
 class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
     task: ClassVar[Task] = "detection"
-    """The task whose default model is used if the request names none."""
     model_id: str | None = None
-    """Name of a model, or `NAME/VERSION`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,9 +91,7 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
     class_agnostic_nms: bool = False
     max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_DETECTIONS
     visualize_predictions: bool = False
-    """Whether the response has pictures; only the body can ask for them."""
     url: str | None = None
-    """The URL of the image."""
 
     @property
     def options(self) -> _Options:
@@ -120,12 +109,10 @@ class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
     """A fraction below 1, otherwise a percentage."""
     keypoint_confidence: Fraction = 0.0
     overlap: Annotated[float, Meta(ge=0, le=100)] | None = None
-    """A fraction below 1, otherwise a percentage."""
     classes: str | None = None
     max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_DETECTIONS
     format: str = "json"
     url: str | None = msgspec.field(default=None, name="image")
-    """The URL of the image."""
 
     @property
     def options(self) -> _Options:
@@ -140,10 +127,7 @@ class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
 
 
 def parse_v0(data: bytes, content_type: str, _: type[_V0Parameters]) -> ParsedBody:
-    """Parse a body that is an image: the field `file` of a form, the encoded image itself, or base64.
-
-    Base64 is declared as JSON or URL-encoded.
-    """
+    """Parse a body that is an image: the field `file` of a form, the encoded image, or base64 declared as JSON or URL-encoded."""
     declared = media_type(content_type)
     if declared == MULTIPART:
         parsed = parse_multipart(data, content_type)
@@ -166,8 +150,11 @@ async def add_model(request: AnyRequest, worker: Worker, pipeline: WorkerPipelin
     def parse(data: bytes, _: str, kind: type[_ModelParameters]) -> ParsedBody:
         return ParsedBody(b"", parse_document(data, "image", kind, f"expected a JSON object such as {EXAMPLE}")[1])
 
-    _, wanted, call = await receive_text(request, worker, _ModelParameters, parse)
-    spec = await find_detector(pipeline, wanted.options, call)
+    async with receiving(request, worker, _ModelParameters, parse, may_be_empty=True) as (_, _, wanted, call):
+        options = wanted.options
+        model = pipeline.refer_to(options.model or pipeline.default_for(options.task), options.version)
+        spec = await pipeline.prepare(model, call.deadline, call.caller)
+        options.reader(spec)  # raises WrongTask if the dialect lacks its task
     others = [
         one for one in await detectors(request, worker, pipeline, TASK_TYPES) if one.pinned.reference != spec.pinned.reference
     ]
@@ -226,11 +213,6 @@ def describe_v0(given: ResponseInput[Detections], pictures: Sequence[bytes] = ()
     return to_inference(given.found, context.request_id, context.timing.total, threshold, pictures[0] if pictures else None)
 
 
-def write_error(problem: Problem) -> dict[str, Any]:
-    """Convert a problem to Roboflow's error format."""
-    return {"status": problem.status, "message": problem.detail}
-
-
 def _to_number(confidence: float | Usual) -> float:
     return _DEFAULTS.confidence if isinstance(confidence, str) else confidence
 
@@ -240,16 +222,14 @@ def _to_fraction(number: float) -> float:
     return number / 100 if number >= 1 else number
 
 
-def _is_v0(scope: HTTPScope) -> bool:
-    """Return whether a request is for this dialect, not for the gateway's own `/predict/{model}`."""
-    return scope["method"] == "POST" and not scope["path"].startswith("/predict/")
-
-
-_INFER = [
-    _infer_route("/infer/object_detection", "detection"),
-    _infer_route("/infer/instance_segmentation", "segmentation"),
-    _infer_route("/infer/keypoints_detection", "pose"),
-]
 DIALECT = Dialect(
-    "roboflow", [list_models, add_model, *_INFER, *roboflow_core.ROUTES, infer_v0], write_error, applies={_V0: _is_v0}
+    "roboflow",
+    [
+        *(list_models, add_model, infer_v0, *roboflow_core.ROUTES),
+        _infer_route("/infer/object_detection", "detection"),
+        _infer_route("/infer/instance_segmentation", "segmentation"),
+        _infer_route("/infer/keypoints_detection", "pose"),
+    ],
+    lambda problem: {"status": problem.status, "message": problem.detail},
+    applies={_V0: lambda scope: scope["method"] == "POST" and not scope["path"].startswith("/predict/")},  # the gateway's own
 )

@@ -18,7 +18,6 @@ TASK_TYPES: dict[Task, str] = {
     "segmentation": "instance-segmentation",
     "pose": "keypoint-detection",
 }
-"""Roboflow's names of tasks; it has no oriented boxes."""
 _SCORE_DIGITS = 4
 
 
@@ -52,10 +51,7 @@ def to_inference(
 
 
 def _shapes(found: Detections, keypoint_confidence: float) -> Iterator[dict[str, Any]]:
-    """Return what each object has beyond its box, in pixels: of a mask, the part with the most vertices, as Roboflow's server does.
-
-    Keypoints of a model without confidences have the confidence 1.
-    """
+    """In pixels; of a mask, the part with the most vertices, as Roboflow's server does."""
     if found.masks is not None:
         for mask in found.masks:
             yield {"points": [{"x": x, "y": y} for part in sorted(mask.parts, key=len, reverse=True)[:1] for x, y in rounded(part)]}

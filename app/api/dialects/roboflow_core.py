@@ -3,23 +3,21 @@
 Source: roboflow/inference, inference/core/entities/responses/{ocr,clip}.py and inference/models/; inference_sdk/http/client.py.
 """
 
-from functools import partial
 from typing import Any
 
 from litestar import post
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
-from app.api.answering.native import respond_in_thread
-from app.api.answering.vectors import to_vector
+from app.api.answering.native import respond_in_thread, to_vector
 from app.api.batch.answer import ImagesAnswer
-from app.api.context import RequestContext, context_of
+from app.api.batch.asking import Asking, by_cascade
+from app.api.context import AnyRequest, RequestContext, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
-from app.api.dialects.dialect import READING, AnyRequest, DialectParameters, answer_each
+from app.api.dialects.dialect import READING, DialectParameters, answer_each
 from app.api.dialects.roboflow_answers import random_uuid
 from app.api.dialects.roboflow_images import InferenceBody
 from app.api.routes import ModelRoute
-from app.api.sight.image import Asking, by_cascade
 from app.api.sight.ocr import box_of, read_regions
 from app.cascade.definition import Cascade
 from app.cascade.named import named_cascade
@@ -32,11 +30,10 @@ from app.pipeline.results import Embedding
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
     generate_bounding_boxes: bool | None = None
-    """Whether the answer has the place of each line; None for the default of the path."""
     url: str | None = None
 
     @property
-    def options(self) -> TaskOptions[Embedding]:  # type: ignore[override]  # only of the routes for vectors
+    def options(self) -> TaskOptions[Embedding]:  # only of the route for vectors
         return TaskOptions("embedding", "clip")
 
 
@@ -81,7 +78,12 @@ async def embed_image(request: AnyRequest, worker: Worker, pipeline: WorkerPipel
     """Describe an image, or each of a list of images, by a vector. If one image fails, the request fails."""
 
     async def respond(answer: ImagesAnswer[Any, Embedding], _: _Parameters, call: CallContext) -> ASGIResponse:
-        describe = partial(_to_vectors, answer.all(), context_of(request.scope))
+        found, context = answer.all(), context_of(request.scope)
+
+        def describe() -> object:
+            about = {"inference_id": context.request_id, "frame_id": None, "time": _seconds(context)}
+            return {**about, "embeddings": [to_vector(one.vector) for one in found]}
+
         return await respond_in_thread(describe, pipeline, call)
 
     try:
@@ -124,11 +126,6 @@ def _to_text(found: CascadeAnswer, context: RequestContext, *, has_boxes: bool) 
         "time": _seconds(context),
         "parent_id": None,
     }
-
-
-def _to_vectors(found: list[Embedding], context: RequestContext) -> dict[str, Any]:
-    vectors = [to_vector(one.vector) for one in found]
-    return {"inference_id": context.request_id, "frame_id": None, "time": _seconds(context), "embeddings": vectors}
 
 
 def _seconds(context: RequestContext) -> float:

@@ -25,9 +25,7 @@ class InferenceBody:
 
     def __init__(self) -> None:
         self.is_list = False
-        """Whether the images are a list; the response is then also a list."""
         self.drawn: list[bytes] = []
-        """The images to draw detections on; empty unless the request asks for pictures."""
         self._draws = False
 
     def parse(self, data: bytes, content_type: str, kind: type[Parameters]) -> ParsedBatch:

@@ -22,9 +22,10 @@ from app import __version__
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects, rounded, to_scores
 from app.api.caller.check import require_key
-from app.api.context import context_of
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, OptionsByModel, detect
+from app.api.detect import handle_image
+from app.api.dialects.dialect import Dialect, DialectParameters, OptionsByModel, by_json
 from app.api.parameters.parse import Fraction
 from app.api.receiving.body import FILE_FIELDS, parse_body
 from app.api.receiving.content_type import JSON, media_type
@@ -33,38 +34,27 @@ from app.api.routes import ModelRoute
 from app.model.heads import ClassificationHead
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
-from app.pipeline.call import DetectOptions, Reader, TaskOptions
+from app.pipeline.call import MAX_DETECTIONS, DetectOptions, Reader, TaskOptions
 from app.pipeline.results import Classifications, Detections
 
-_IOU = 0.7
-_TOP = 5
-"""Number of classes in the answer of a classifier."""
 # Of `Results.obb.xyxyxyxy`: bottom right, top right, top left and bottom left, if the box is not turned.
 _CORNERS = (2, 1, 0, 3)
 _parse = partial(parse_body, fields=(*FILE_FIELDS, "source"))
 
 
 class _Options(OptionsByModel):
-    """Options for a model of any task."""
-
     __slots__ = ()
 
     def reader(self, spec: ModelSpec) -> Reader[Classifications | Detections]:  # type: ignore[override]  # the answer is only described
-        """Return the reader of detections, or of the best classes, whatever their scores."""
         if isinstance(spec.head, ClassificationHead):
-            return TaskOptions[Classifications]("classification", self.model, top_k=_TOP).reader(spec)
+            return TaskOptions[Classifications]("classification", self.model, top_k=5).reader(spec)
         return super().reader(spec)
 
 
-class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
-    """Parameters of the platform, with slightly wider ranges; there, `conf` starts at 0.01 and `iou` ends at 0.95."""
-
-    kind = _Options
+class _Parameters(DialectParameters, frozen=True, kw_only=True):
     url: str | None = None
-    """The URL of the image, which `source` may contain."""
     confidence: Fraction = msgspec.field(default=0.25, name="conf")
     iou: Fraction | None = None
-    """Default: 0.7."""
     imgsz: Annotated[int, Meta(ge=32, le=1280)] | None = None
     """Ignored: models have a fixed input size."""
     normalize: bool = False
@@ -72,7 +62,8 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> DetectOptions:
-        return super().options._replace(iou=self.iou, lowers_iou=True, default_iou=_IOU)
+        limit, version = MAX_DETECTIONS, self.version
+        return _Options(self.model, self.confidence, None, limit, self.iou, version=version, lowers_iou=True, default_iou=0.7)
 
 
 @ModelRoute(["/predict", "/api/models/{model:str}/predict", "/v1/predict/{model:str}"], key_in="query")
@@ -80,7 +71,8 @@ async def predict(
     request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str | None] = None
 ) -> ASGIResponse:
     """Ask the model in the path; without one, the default model, as a dedicated endpoint asks its own."""
-    return await detect(request, worker, pipeline, _Parameters, _parse, to_prediction, [("model", model)] if model else [])
+    in_path = [("model", model)] if model else []
+    return await handle_image(request, worker, pipeline, _Parameters, in_path, parse=_parse, respond=by_json(to_prediction))
 
 
 @post("/v1/auth", status_code=200)
@@ -101,14 +93,13 @@ async def describe(
 
 
 def to_prediction(given: ResponseInput[Classifications | Detections]) -> dict[str, Any]:
-    """Describe the result for an image.
-
-    `shape` is the height and width of the upright image; `speed` in milliseconds, `functionTimeCall` in seconds since the request
-    arrived.
-    """
+    """Describe the result for an image; `shape` is height and width, `speed` in milliseconds, `functionTimeCall` in seconds."""
     found, timing, wanted = given.found, given.context.timing, given.wanted
     if isinstance(found, Classifications):
-        results = _describe_classes(found)
+        results = [
+            {"class": id_, "name": found.spec.class_name(id_), "confidence": score}
+            for id_, score in zip(found.class_ids.tolist(), to_scores(found.scores), strict=True)
+        ]
     else:
         results = _describe_objects(found, wanted.decimals, is_normalized=wanted.normalize)
     stages = {"preprocess": "decode", "inference": "infer", "postprocess": "post"}
@@ -124,16 +115,7 @@ def to_prediction(given: ResponseInput[Classifications | Detections]) -> dict[st
     }
 
 
-def _describe_classes(found: Classifications) -> list[dict[str, Any]]:
-    """Describe classes, by descending probability."""
-    return [
-        {"class": id_, "name": found.spec.class_name(id_), "confidence": score}
-        for id_, score in zip(found.class_ids.tolist(), to_scores(found.scores), strict=True)
-    ]
-
-
 def _describe_objects(found: Detections, decimals: int, *, is_normalized: bool) -> list[dict[str, Any]]:
-    """Describe objects as `Results.summary` does, by descending confidence; in pixels or fractions of the upright image."""
     size = np.array([found.width, found.height] if is_normalized else [1, 1], np.float64)
     return [
         {"class": id_, "name": name, "confidence": score, "box": {"x1": x1, "y1": y1, "x2": x2, "y2": y2}, **shape}
@@ -144,7 +126,6 @@ def _describe_objects(found: Detections, decimals: int, *, is_normalized: bool) 
 
 
 def _shapes(found: Detections, size: NDArray[np.float64], decimals: int) -> Iterator[dict[str, Any]]:
-    """Return what each object has beyond its upright box, which oriented boxes replace, in units of this width and height."""
     if found.masks is not None:
         for mask in found.masks:
             yield {"segments": _by_axis(_join(mask.parts) / size, decimals)}

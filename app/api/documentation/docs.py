@@ -28,7 +28,6 @@ TAGS = [
     Tag("models", "The models, the names that stand for them, and changes of both, which need API keys."),
     Tag("health", "The state of the gateway and of Triton."),
 ]
-"""Subjects of the routes."""
 
 
 @get(_ASSETS_PATH + "/{name:str}", include_in_schema=False)

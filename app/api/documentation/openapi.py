@@ -59,14 +59,12 @@ KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
     ),
     "header": SecurityScheme("apiKey", "The same API key in another header.", name="X-API-Key", security_scheme_in="header"),
 }
-"""The two ways to send an API key."""
 ADMIN: dict[str, Any] = {
     "guards": [guard_origin],
     "opt": {"scope": "admin"},
     "security": [{name: ["admin"]} for name in KEY_SCHEMES],
     "responses": {status: PROBLEMS[status] for status in (400, 404, 422, 429)},
 }
-"""What routes that change models, or which ones are used, have in common."""
 
 _RAW_TYPES = (
     *(f"image/{name}" for name in ("jpeg", "png", "webp", "bmp", "gif", "avif", "heic", "tiff")),
@@ -75,7 +73,6 @@ _RAW_TYPES = (
 
 
 def _to_schema(description: dict[str, Any]) -> Schema:
-    """Convert the subset of JSON Schema that msgspec generates for parameters."""
     # msgspec describes `str | None` as anyOf, and an enumeration of strings without a type.
     kind: dict[str, Any] = next((kind for kind in description.get("anyOf", []) if kind.get("type") != "null"), {})
     fields = {"type": "string"} | kind | description
@@ -84,7 +81,6 @@ def _to_schema(description: dict[str, Any]) -> Schema:
 
 
 def _parameter_schemas(kinds: tuple[type[Parameters], ...]) -> dict[str, Schema]:
-    """Describe the parameters of all kinds. If two kinds differ in a parameter, its description combines both."""
     schemas: dict[str, Schema] = {}
     (_, components) = msgspec.json.schema_components(kinds)
     for kind in kinds:
@@ -145,7 +141,6 @@ class ImageOperation(ContentOperation):
     """Adds bodies and parameters, which Litestar cannot derive from a handler that takes the raw body."""
 
     describe_body: ClassVar[DescribeBody] = staticmethod(_describe_image)
-    """Describes the body with these parameters."""
     kinds: ClassVar[tuple[type[Parameters], ...]] = ()
 
     def __post_init__(self) -> None:
@@ -174,10 +169,7 @@ def own_route(  # noqa: PLR0913 - the properties of a route
     contents: Mapping[str, Schema] | None = None,
     **options: Any,  # noqa: ANN401 - those of `ModelRoute`
 ) -> HTTPRouteHandler:
-    """Make a route of the gateway's own, with its parameters, its body, and the type of its response, also of others, described.
-
-    `also` says what the same response means with other statuses.
-    """
+    """Make a documented route of the gateway's own; `also` says what the same response means with other statuses."""
     handle.__name__ = path.partition("{")[0].strip("/").replace("/", "_")
     own = {"kinds": kinds, "contents": contents or {}, "describe_body": staticmethod(body)}
     operation_class = type("Operation", (ImageOperation,), own)

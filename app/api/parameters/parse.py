@@ -39,7 +39,6 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     ignores_unknown: ClassVar[bool] = False
     repeatable: ClassVar[frozenset[str]] = frozenset()
-    """Names of parameters that may be given several times, or as a list."""
     documents: ClassVar[frozenset[str]] = frozenset()
     """Names of parameters that are JSON, as a text or, in a JSON object, as they are."""
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from app.api.answering import drawn, native, vectors
+from app.api.answering import drawn, native
 from app.api.answering.format import Format
 from app.api.answering.schema import BoxFormat
-from app.api.parameters.parse import ModelParameters, Pairs, Parameters, names, parse_parameters, split_classes
+from app.api.parameters.parse import Fraction, ModelParameters, Pairs, Parameters, names, parse_parameters, split_classes
 from app.cascade.definition import Cascade
 from app.errors import InvalidParameter, UnknownModel, WrongTask
 from app.model.heads import DetectionHead, Task
@@ -26,9 +26,7 @@ DETECTIONS = (native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, native.COCO_RESULT
 CLASSIFICATIONS = (native.CLASSES_JSON,)
 
 _MAX_ID = 2**53
-"""JavaScript represents integers up to this value exactly."""
 MAX_ID_LENGTH = 256
-"""Maximum length of the id of an image in the index."""
 ImageId = Annotated[
     str | None, Meta(description=f"Id of the image in the index, 1 to {MAX_ID_LENGTH} printable characters. Default: a new one.")
 ]
@@ -47,14 +45,13 @@ class DetectionParameters(ModelParameters, frozen=True, forbid_unknown_fields=Tr
 
     task: ClassVar[Task] = "detection"
     masks: ClassVar[Literal["polygon", "rle", "png", "none"]] = "polygon"
-    """How masks are encoded; parameters of a segmentation have a field for it."""
     repeatable = frozenset({"classes"})
 
-    confidence: Annotated[
-        float, Meta(ge=0, le=1, description="Minimum confidence of a detection. Most models report none below 0.05.")
-    ] = 0.25
+    confidence: Annotated[Fraction, Meta(description="Minimum confidence of a detection. Most models report none below 0.05.")] = (
+        0.25
+    )
     iou: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None,
+        Fraction | None,
         Meta(
             description="Overlap, as intersection over union, above which only the better of two boxes of a class is returned. "
             "Default: that of the model; none for a model that finds each object once. "
@@ -158,7 +155,7 @@ class ClassifyParameters(ModelParameters, frozen=True, forbid_unknown_fields=Tru
     top_k: Annotated[
         int, Meta(ge=1, le=1000, description="Maximum number of classes; those with the highest confidence are returned.")
     ] = 5
-    confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a class.")] = 0.0
+    confidence: Annotated[Fraction, Meta(description="Minimum confidence of a class.")] = 0.0
     format: Annotated[Literal["json"] | None, Meta(description="For classes: `json`.")] = None
 
     @property
@@ -201,7 +198,6 @@ class EmbedParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=Tr
 
 
 def _split_ids(text: str) -> list[int]:
-    """Split comma-separated image ids. They must be distinct, so that each result belongs to one image."""
     try:
         ids = msgspec.convert([number.strip() for number in text.split(",")], list[_ImageId], strict=False)
     except msgspec.ValidationError as error:
@@ -217,9 +213,7 @@ class TaskForm(NamedTuple):
     parameters: type[Parameters]
     formats: tuple[Format, ...]
     results: str
-    """Name of the results; the log field with their number."""
     batch: type[BatchParameters] | None = None
-    """Parameters of requests for several images; None if there are none."""
 
 
 _MASKS = Annotated[
@@ -233,7 +227,6 @@ _MASKS = Annotated[
 
 
 def _objects(task: Task, *fields: tuple[str, Any, Any]) -> TaskForm:
-    """Return the form of a task whose results are detections with something more; `fields` are its own parameters."""
     options: Any = {"namespace": {"task": task}, "frozen": True, "forbid_unknown_fields": True, "kw_only": True}
     single: Any = msgspec.defstruct(f"{task.title()}Parameters", fields, bases=(DetectParameters,), **options)
     several: Any = msgspec.defstruct(f"{task.title()}BatchParameters", fields, bases=(BatchParameters,), **options)
@@ -246,14 +239,11 @@ FORMS: dict[Task, TaskForm] = {
     "pose": _objects("pose"),
     "obb": _objects("obb"),
     "classification": TaskForm(ClassifyParameters, CLASSIFICATIONS, "classifications"),
-    "embedding": TaskForm(EmbedParameters, (vectors.JSON,), "embeddings"),
+    "embedding": TaskForm(EmbedParameters, (native.VECTOR_JSON,), "embeddings"),
 }
-"""The tasks that a request can ask one model for; those with text are steps of a cascade."""
 
 
 class _CommonParameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Parameters that all tasks share."""
-
     url: str | None = None
 
 
@@ -261,7 +251,6 @@ class PathModel:
     """Parses the parameters in the query that all tasks share, and finds out the task of the model."""
 
     def __init__(self, name: str, query: Pairs, pipeline: Pipeline) -> None:
-        """Refer to the model with this name, in the version that the query names; errors are those of `parse_parameters`."""
         common = [("model", name), *(pair for pair in query if pair[0] in names(_CommonParameters))]
         self.common: Any = parse_parameters(common, _CommonParameters)
         self._reference = pipeline.refer_to(name, self.common.version)
@@ -279,7 +268,6 @@ class PathModel:
         return self._kind_of(spec)
 
     def _kind_of(self, spec: ModelSpec) -> type[Any]:
-        """Return the parameters of a model's task; raise WrongTask if the model can only be asked as a step of a cascade."""
         head = spec.head
         if head.task not in FORMS:
             raise WrongTask(f"{spec.name} is a {head.noun}, which is asked with others; POST {head.route} does that")
@@ -290,7 +278,6 @@ class PathCascade(PathModel):
     """Parses the parameters for a cascade: those that the model of its first step has."""
 
     def __init__(self, cascade: Cascade, query: Pairs, pipeline: Pipeline) -> None:
-        """Refer to the first model; errors are those of `PathModel`."""
         name, version = split_reference(cascade.model)
         self.in_path: Pairs = [("model", name), *([("version", version)] if version else [])]
         self._confidence = next(iter(cascade.steps.values())).confidence
@@ -313,6 +300,5 @@ class PathCascade(PathModel):
 
 @lru_cache(64)
 def _with_confidence(kind: Any, confidence: float) -> type[Any]:  # noqa: ANN401 - a type, which can be a key
-    """Return parameters of this kind with another default of the confidence."""
     field: Any = ("confidence", get_type_hints(kind, include_extras=True)["confidence"], confidence)
     return msgspec.defstruct(kind.__name__, [field], bases=(kind,), frozen=True, forbid_unknown_fields=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 import numpy as np
@@ -13,9 +14,9 @@ from msgspec import Meta
 from app.api.parameters.parse import Pairs, Parameters, unknown_parameter
 from app.api.parameters.parse import names as parameter_names
 from app.api.parameters.tasks import DetectParameters
-from app.api.receiving import content_encoding, multipart, urlencoded
+from app.api.receiving import content_encoding, multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, body_type, media_type
-from app.errors import InvalidParameter, MalformedRequest
+from app.errors import GatewayError, InvalidParameter, MalformedRequest
 from app.remote.address import is_address
 
 FILE_FIELDS = ("image", "file")
@@ -24,20 +25,21 @@ JSON_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
 """Errors that invalid JSON raises. ValueError: not UTF-8, or an integer with too many digits."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COUNTED_BYTES = 1 << 20
-# Minimum bytes of JSON per escape. Some programs escape `/` and `+`, each 1/64 of the characters of base64.
+# Minimum bytes per escape. Some programs escape `/` and `+`, each 1/64 of the characters of base64, or line breaks.
 _PER_ESCAPE = 16
-_SPACES = b" \t\r\n"
+# Characters that URL-encoded base64 or a data URL may have escaped. A general unescape would build a list of all escapes.
+_ESCAPED = b"+/=,:; \r\n"
 _STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
 
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
     bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
 )
 _MEMBERS = "a string, a finite number, true, false, or a list of at most 1000 strings or integers"
-_NULL = msgspec.Raw(b"null")
 # Names of the image in other services, in lower case and without punctuation.
 _OTHER_NAMES = {"image", "images", "imagebase", "imagedata", "imagefile", "img", "file", "files", "picture", "photo", "data"}
 _EXPECTED = f"{FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r})"
 _MAX_MEMBER_BYTES = 1 << 16
+_CURL = 'curl --data-binary @image.jpg -H "Content-Type: image/jpeg"'
 # Memory for parsing a body, relative to its size: multipart holds the image in pieces and joined; base64 is held as text, as text
 # without white space, and decoded.
 _COPIES = {MULTIPART: 2, JSON: 3, URLENCODED: 3}
@@ -52,9 +54,7 @@ class ParsedBody(NamedTuple):
     """A parsed body."""
 
     image: bytes
-    """The encoded image; possibly empty."""
     parameters: Pairs
-    """Name and value of each parameter in the body. The URL of an image is the parameter `url`."""
 
 
 def needs_parsing(content_type: str, encoding: str = "") -> bool:
@@ -70,17 +70,16 @@ def parsing_bytes(size: int, content_type: str) -> int:
 def parse_body(
     data: bytes, content_type: str, kind: type[Parameters] = DetectParameters, fields: Sequence[str] = FILE_FIELDS
 ) -> ParsedBody:
-    """Parse a body with parameters of a kind: a form, JSON or the image itself, depending on its `Content-Type` header.
+    """Parse a form, JSON or the image itself, by the `Content-Type`; the `fields` of a form may have the image or its URL.
 
-    In a form, one of the `fields` contains the image or its URL. Raise MalformedRequest if the body is not well formed, or does not
-    contain exactly one image or URL; InvalidParameter if a parameter in it is unknown or not text.
+    Raise MalformedRequest unless there is exactly one image or URL, InvalidParameter if a parameter is unknown or not text.
     """
     declared = body_type(content_type, data)
     if declared == MULTIPART:
         parsed = parse_multipart(data, content_type, fields)
     elif declared == JSON:
         parsed = parse_json(data, kind)
-    elif declared == URLENCODED and urlencoded.is_form(data):
+    elif declared == URLENCODED and _is_form(data):
         parsed = parse_urlencoded(data, fields)
     else:
         parsed = ParsedBody(data, [])
@@ -114,26 +113,58 @@ def parse_multipart(data: bytes, content_type: str, fields: Sequence[str] = FILE
 
 def parse_urlencoded(data: bytes, fields: Sequence[str] = FILE_FIELDS) -> ParsedBody:
     """Parse a URL-encoded form whose image is base64 or a URL. Raises the same errors as `parse_body`."""
-    images, others = urlencoded.split(data, fields, MAX_PARTS)
+    images, others = _split_form(data, fields)
     _check_number(len(images), [name for name, _ in others])
     return ParsedBody(decode_text(images[0]) if images else b"", others)
 
 
+def _split_form(data: bytes, fields: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    parts = data.split(b"&", MAX_PARTS)
+    if len(parts) > MAX_PARTS:
+        raise MalformedRequest(f"the form has too many fields; the maximum is {MAX_PARTS}")
+    if b"=" not in parts[0]:
+        raise MalformedRequest(f"the body is neither an image nor a form; to send a file, use {_CURL}")
+    _check_escapes(data, b"%", "the form has too many escaped characters")
+    images, rest = [], []
+    for part in parts:
+        name, _, value = part.partition(b"=")
+        if name.decode() not in fields:
+            rest.append(part)
+        elif is_address(text := _unescape(value)):
+            rest.append(b"url=" + value)
+        else:
+            images.append(text)
+    if sum(map(len, rest)) > _MAX_MEMBER_BYTES:
+        raise MalformedRequest(f"the form has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its image")
+    return images, parse_qsl(b"&".join(rest).decode(), keep_blank_values=True)
+
+
+def _is_form(data: bytes) -> bool:
+    """Return whether a body that curl declares as a form is one, which is ASCII; otherwise it is the image itself."""
+    if data.isascii() and b"\0" not in data:
+        return True
+    if data.startswith((b"\xff\xd8\xff", b"\x89PNG")) and not any(byte in data for byte in b"\0\r\n"):
+        raise MalformedRequest(f"the body has lost its zeros and line breaks, as `curl --data` does it; use {_CURL}")
+    return False
+
+
+def _unescape(value: bytes) -> str:
+    """Unescape base64. `+` is kept, because some clients do not escape it and base64 contains no spaces."""
+    for byte in _ESCAPED if b"%" in value else b"":
+        for escape in (b"%%%02X" % byte, b"%%%02x" % byte):
+            value = value.replace(escape, bytes((byte,)))
+    return value.decode()
+
+
 @cache
 def _outline(content: str, kind: type[Parameters]) -> Any:  # noqa: ANN401 - a Struct with these fields
-    """Make the type of a JSON object with a member `content` and parameters of a kind, which are not decoded yet.
-
-    It is a Struct, not a dict, so that parsing stops at the first unknown member.
-    """
+    """A Struct, not a dict, so that parsing stops at the first unknown member."""
     fields = [(name, msgspec.Raw, msgspec.Raw()) for name in (content, *parameter_names(kind))]
     return msgspec.defstruct("_Outline", fields, forbid_unknown_fields=not kind.ignores_unknown)
 
 
 def parse_document(data: bytes, content: str, kind: type[Parameters], example: str) -> tuple[msgspec.Raw, Pairs]:
-    """Parse a JSON object; return its member `content`, empty if it is missing, and the parameters beside it.
-
-    Raise MalformedRequest if it is not as in the example, InvalidParameter if a parameter is unknown, or given more than once.
-    """
+    """Parse a JSON object to its member `content`, empty if missing, and parameters; raise MalformedRequest or InvalidParameter."""
     document = view_document(data)
     try:
         members = msgspec.structs.asdict(msgspec.json.decode(document, type=_outline(content, kind)))
@@ -146,7 +177,7 @@ def parse_document(data: bytes, content: str, kind: type[Parameters], example: s
         raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {content}")
     if not kind.ignores_unknown:
         _refuse_repeated(document, found, [value for value in members.values() if value])
-    given = [(name, value) for name, value in members.items() if value and not (kind.ignores_unknown and value == _NULL)]
+    given = [(name, value) for name, value in members.items() if value and not (kind.ignores_unknown and bytes(value) == b"null")]
     return found, [
         (name, bytes(value).decode())
         if name in kind.documents and kind_of(value) != "a string"
@@ -207,7 +238,6 @@ def _unknown_member(name: str, content: str, kind: type[Parameters]) -> Malforme
 
 
 def _check_number(images: int, others: Sequence[str]) -> None:
-    """Check that a form has one image or a URL; the error reports what it has instead."""
     expected = f"expected one image in the field {_EXPECTED}, found {images}"
     if images > 1:
         raise MalformedRequest(f"{expected}; {_SEVERAL}")
@@ -228,23 +258,24 @@ def _to_parameter(name: str, value: msgspec.Raw, *, is_list: bool) -> str | list
 
 
 def view_document(data: bytes) -> memoryview:
-    """View JSON without the byte order mark that some programs add (RFC 8259, 8.1).
-
-    Raise MalformedRequest if it has so many escapes that decoding it would block all threads for long.
-    """
-    escapes = 0
-    for start in range(0, len(data), _COUNTED_BYTES) if len(data) > _COUNTED_BYTES else ():
-        escapes += data.count(b"\\", start, start + _COUNTED_BYTES)
-        if escapes > len(data) / _PER_ESCAPE:
-            raise MalformedRequest("the JSON has too many escaped characters; base64 needs none but for line breaks")
+    """View JSON without the byte order mark that some programs add (RFC 8259, 8.1); MalformedRequest for too many escapes."""
+    _check_escapes(data, b"\\", "the JSON has too many escaped characters; base64 needs none but for line breaks")
     return memoryview(data)[len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0 :]
 
 
-def decode_base64(encoded: str) -> bytes:
-    """Decode base64 or a data URL; ignore white space, such as line breaks.
+def _check_escapes(data: bytes, escape: bytes, otherwise: str) -> None:
+    """Raise MalformedRequest for so many escapes that decoding them would block all threads for long."""
+    escapes = 0
+    for start in range(0, len(data), _COUNTED_BYTES) if len(data) > _COUNTED_BYTES else ():
+        escapes += data.count(escape, start, start + _COUNTED_BYTES)
+        if escapes > len(data) / _PER_ESCAPE:
+            raise MalformedRequest(otherwise)
 
-    The URL-safe alphabet without padding (RFC 4648, 5) is also accepted. At most two copies of the text are in memory, in addition
-    to the text or the result. Raise MalformedRequest for anything else.
+
+def decode_base64(encoded: str) -> bytes:
+    """Decode base64, also that of URLs without padding (RFC 4648, 5), or a data URL; ignore white space.
+
+    At most two copies of the text are in memory, in addition to the text or the result. Raise MalformedRequest for anything else.
     """
     start = 0
     if encoded[:5].lower() == "data:":
@@ -254,24 +285,16 @@ def decode_base64(encoded: str) -> bytes:
     try:
         text = bytearray(encoded, "ascii")
         del text[:start]
-        text = text.translate(_STANDARD_ALPHABET, _SPACES)
+        text = text.translate(_STANDARD_ALPHABET, b" \t\r\n")
         text += b"=" * (-len(text) % 4)
         return a2b_base64(text, strict_mode=True)
     except ValueError as error:  # not ASCII, or not base64
         raise MalformedRequest('"image" is not base64') from error
 
 
-def decode_parameter(name: str, text: str, kind: type[T], expected: str) -> T:
-    """Decode the JSON that a parameter is; raise InvalidParameter, with what is expected, if it is not of this type."""
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except JSON_ERRORS as error:
-        raise InvalidParameter(f"{name}: expected {expected}") from error
-
-
-def decode(data: memoryview | msgspec.Raw, kind: type[T], expected: str) -> T:
-    """Decode JSON to a type; raise MalformedRequest with this detail if it is not of this type."""
+def decode(data: memoryview | msgspec.Raw | str, kind: type[T], expected: str, error: type[GatewayError] = MalformedRequest) -> T:
+    """Decode JSON to a type; raise the error with this detail if it is not of this type."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except JSON_ERRORS as error:
-        raise MalformedRequest(expected) from error
+    except JSON_ERRORS as cause:
+        raise error(expected) from cause

@@ -23,10 +23,7 @@ _ANONYMOUS_BYTES = 1 << 20
 
 
 class ClientWatch(Interruption):
-    """Interrupts a `with` block when the body arrives too slowly, or when the client disconnects after the body.
-
-    The block then raises `BodyTimeout` or `ClientGone`.
-    """
+    """Raises BodyTimeout from a `with` block when the body arrives too slowly, ClientGone when the client leaves after it."""
 
     def __init__(self, receive: Receive, limits: BodyLimits) -> None:
         super().__init__()
@@ -49,12 +46,7 @@ class ClientWatch(Interruption):
         super().__exit__(kind, error, traceback)
 
     async def read_body(self, upload: Upload, *, may_be_empty: bool = False, is_last: bool = True) -> bytes:
-        """Receive the whole body.
-
-        `upload` counts the received bytes while more are expected, which may raise GatewayFull; small bodies are not counted. The
-        time limit ends with the body if `is_last`, and otherwise when the caller sets `is_body_complete`. Raise MalformedRequest if
-        the body must not be empty, but is; BodyTooLarge; or ClientGone, before its end.
-        """
+        """Receive the whole body, large ones counted in `upload`; it ends the time limit if `is_last`, else the caller does."""
         receive, max_bytes = self._receive, self._limits.max_bytes
         chunks: list[bytes | bytearray] = []
         rest = bytearray()  # a list of many small chunks would cost more than the body itself
@@ -85,17 +77,20 @@ class ClientWatch(Interruption):
         return b"".join(chunks)  # no copy if there is only one chunk
 
     async def receive_parts(self) -> AsyncIterator[bytes]:
-        """Receive the body part by part; raise ClientGone before its end."""
+        """Receive the body part by part; raise BodyTooLarge, or ClientGone before its end."""
+        received = 0
         while not self.is_body_complete:
             message = await self._receive()
             if message["type"] != "http.request":
                 raise ClientGone(_GONE)
+            received += len(message["body"])
+            if received > self._limits.max_bytes:
+                raise body_too_large(self._limits.max_bytes)
             yield message["body"]
             self._progress = self._loop.time()
             self.is_body_complete = not message["more_body"]
 
     def _check(self) -> None:
-        """Check periodically whether the body is late; once it is complete, wait for a disconnect."""
         if self.is_body_complete:
             self._waiting = self._loop.create_task(self._wait_for_disconnect())
             return

@@ -29,11 +29,9 @@ def check(content_encoding: str) -> None:
 
 
 def decode(data: bytes, content_encoding: str, max_bytes: int, count: Callable[[int], None]) -> bytes:
-    """Decode a body whose `Content-Encoding` header `check` has accepted.
+    """Decode a body whose `Content-Encoding` header `check` has accepted, to at most 25 times its size above 1 MiB.
 
-    The result has at most `max_bytes`, above 1 MiB also at most 25 times the size of the body. `count` is called with the size of
-    each piece of it, and may raise an error if memory is exhausted.
-    Raise BodyTooLarge above a limit, MalformedRequest if the body is truncated or corrupt, or has trailing data.
+    `count` gets the size of each piece, and may raise an error. Raise BodyTooLarge, or MalformedRequest for a corrupt body.
     """
     if is_plain(content_encoding):
         return data
@@ -56,7 +54,6 @@ def decode(data: bytes, content_encoding: str, max_bytes: int, count: Callable[[
 
 
 def _decompress(data: memoryview) -> Iterator[bytes]:
-    """Yield pieces of at most `_PIECE_BYTES`."""
     decompressor = zlib.decompressobj(_ANY_CONTAINER)
     position = 0
     while not decompressor.eof:

@@ -6,8 +6,6 @@ MULTIPART = "multipart/form-data"
 JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"
 """The type of a form; also curl's default for any data."""
-_START_BYTES = 64
-_RAW = ("", "application/octet-stream")
 
 
 @lru_cache(64)  # asked several times per request
@@ -19,9 +17,9 @@ def media_type(content_type: str) -> str:
 def body_type(content_type: str, data: bytes) -> str:
     """Return the media type of a body: the declared one, but JSON for an object that curl declares as a form."""
     declared = media_type(content_type)
-    return JSON if declared == URLENCODED and data[:_START_BYTES].lstrip().startswith(b"{") else declared
+    return JSON if declared == URLENCODED and data[:64].lstrip().startswith(b"{") else declared
 
 
 def is_supported(media_type: str) -> bool:
     """Return whether a body of this type may contain an image. The image format is detected later, from its first bytes."""
-    return media_type in (*_RAW, MULTIPART, JSON, URLENCODED) or media_type.startswith("image/")
+    return media_type in ("", "application/octet-stream", MULTIPART, JSON, URLENCODED) or media_type.startswith("image/")

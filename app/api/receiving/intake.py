@@ -1,15 +1,16 @@
 """Receive an inference request: its parameters, its body or the image at its URL, and its deadline."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from litestar.types import HTTPScope
 
 from app.api.caller.check import admit_with_body
-from app.api.context import RequestContext, context_of, header_of
+from app.api.context import AnyRequest, RequestContext, context_of, header_of
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Pairs, Parameters, parse_parameters
 from app.api.parameters.tasks import PathModel
@@ -38,7 +39,28 @@ C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound=Parameters)
 
 
-async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
+@asynccontextmanager
+async def receiving(  # noqa: PLR0913 - the parts of a request
+    request: AnyRequest,
+    worker: WorkerResources,
+    kind: type[P] | PathModel,
+    parse: Callable[[bytes, str, type[P]], C],
+    in_path: Pairs = (),
+    *,
+    may_be_empty: bool = False,
+) -> AsyncIterator[tuple[RequestContext, C, P, CallContext]]:
+    """Receive a request, and interrupt the block when the client leaves.
+
+    Yields its context, the parsed body, the parameters, and the context of the calls. Those of a `PathModel` are found after the
+    body has been read, because only then does the server tell that the client has left. `parse` takes next to no time where
+    `body.needs_parsing` is false. Raises a GatewayError; before the body is read if parameters in the query are the cause.
+    """
+    context = context_of(request.scope)
+    with ClientWatch(request.receive, context.body_limits) as client:
+        yield context, *await _receive(client, request.scope, worker, in_path, kind, parse, may_be_empty=may_be_empty)
+
+
+async def _receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     client: ClientWatch,
     scope: HTTPScope,
     worker: WorkerResources,
@@ -46,15 +68,8 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     kind: type[P] | PathModel,
     parse: Callable[[bytes, str, type[P]], C],
     *,
-    may_be_empty: bool = False,
+    may_be_empty: bool,
 ) -> tuple[C, P, CallContext]:
-    """Receive a request; return the parsed body, the parameters in path, query and body, and the context of the calls.
-
-    `pairs` are parameters in the path, `kind` those that it may have: of a `PathModel` they are found after the body has been read,
-    because only then does the server tell that the client has left. `parse` gets the body as it was before it was compressed, its
-    `Content-Type` header and `kind`; it takes next to no time where `body.needs_parsing` is false. An image that was fetched is
-    parsed as a body without that header. Raises a GatewayError; before the body is read if parameters in the query are the cause.
-    """
     context, pipeline = context_of(scope), worker.pipeline
     if scope["query_string"]:
         pairs = [*pairs, *(pair for pair in query_of(scope) if not (context.is_anonymous and pair == _NO_KEY))]
@@ -93,20 +108,12 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         content = parse(image, "", kind)
     # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
-    deadline, allows_truncated = Deadline(received_at + seconds), wanted.truncated == "allow"
     uses_cache = pipeline.cache is not None and getattr(wanted, "use_cache", True)
     uses_cache = uses_cache and "no-store" not in header_of(scope, b"cache-control").lower()
-    call = CallContext(
-        deadline,
-        context.timing,
-        context.request_id,
-        context.caller,
-        trace,
-        allows_truncated=allows_truncated,
-        uses_cache=uses_cache,
-    )
+    further: dict[str, Any] = {"trace": trace, "allows_truncated": wanted.truncated == "allow", "uses_cache": uses_cache}
     if pipeline.router is not None:
-        call = call._replace(route_key=header_of(scope, b"x-route-key"), after_answer=context.after_answer)
+        further |= {"route_key": header_of(scope, b"x-route-key"), "after_answer": context.after_answer}
+    call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.caller, **further)
     return content, wanted, call  # type: ignore[possibly-undefined]  # set for a body and for a url
 
 
@@ -125,10 +132,7 @@ def _decode_and_parse(
 
 
 async def _fetch_image(url: str, fetcher: Fetcher, upload: Upload, deadline: Deadline, context: RequestContext) -> bytes:
-    """Fetch an image as a stage of a request, and count its bytes in `upload`.
-
-    Only the host of the URL is logged, because path and query may contain secrets.
-    """
+    """Only the host of the URL is logged, because path and query may contain secrets."""
     context.timing.begin(FETCH)
     address = fetcher.parse(url)
     context.log_fields["url_host"] = address.name

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import msgspec
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from app import __version__
-from app.api.context import RequestContext, context_of
+from app.api.context import AnyRequest, RequestContext, context_of
 from app.api.dependencies import LimitsInForce, Worker, WorkerPipeline, WorkerTritons
 from app.api.documentation.openapi import describe
 from app.api.routes import API_VERSION
@@ -21,12 +21,10 @@ from app.model.spec import ModelSpec
 from app.pipeline.pipeline import Pipeline
 from app.routing.router import Router
 from app.triton.backend import TritonBackend
-from app.triton.client import TritonClient
 from app.triton.gpu import Gpu, read_gpus
 from app.triton.pool import TritonPool
 
 _STATES = ("ready", "not_ready", "unreachable")
-"""States of a Triton, the best first."""
 _UNREACHABLE = "Triton unavailable"
 """Literally what clients of the system that this one follows look for."""
 
@@ -39,7 +37,6 @@ class ServerHealth(msgspec.Struct, frozen=True):
     address: str
     """`host:port` of its gRPC endpoint."""
     status: Literal["ready", "not_ready", "unreachable"]
-    """State of the default model on this Triton."""
     version: str | None
     transport: Literal["shm", "inline"]
     left_out: list[str]
@@ -80,19 +77,14 @@ class Health(msgspec.Struct, frozen=True):
     version: str
     api: Literal["healthy"]
     triton: Literal["healthy", "unhealthy"]
-    """Whether any Triton responds."""
     detail: str | None
-    """Why no detection is possible; null if it is. `Triton unavailable` if none responds."""
     tritons: list[ServerHealth]
     model: str
     gpu: GpuHealth
     memory: dict[Literal["workers_mb"], list[float]]
-    """Resident memory of each worker of the host."""
     performance: dict[Literal["memory_mb", "optimizations"], float | dict[str, str]]
-    """Memory of all workers of the host, and the active optimizations."""
     limits: LimitsInForce
     workers: dict[Literal["running", "wanted"], int]
-    """Workers of the host. Fewer run than are wanted while one cannot start; more do while one is renewed."""
     refused_files: list[str]
     """Files (such as `api_keys` and `triton_tls`) that are not valid now: their last valid content is in use."""
     failing_models: dict[str, int]
@@ -100,7 +92,6 @@ class Health(msgspec.Struct, frozen=True):
     model_deaths: dict[str, int]
     """Calls and probes since the start that have found that a process of the model had died. Triton calls such a model ready."""
     search: SearchHealth | None
-    """Null if search is off; it does not change the status of the gateway."""
     withdrawn_canaries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """By route, why its canary gets no requests any more; absent if there is no file of routes."""
 
@@ -158,7 +149,7 @@ async def readyz(worker: Worker) -> Response[State]:
     responses=describe(503, ReadinessReport, "The default model is not ready"),
 )
 async def ready(
-    request: Request[Any, Any, Any], worker: Worker, triton_client: WorkerTritons, pipeline: WorkerPipeline
+    request: AnyRequest, worker: Worker, triton_client: WorkerTritons, pipeline: WorkerPipeline
 ) -> Response[ReadinessReport]:
     """Report readiness, with the status code of `/readyz`, and the services it depends on."""
     context = context_of(request.scope)
@@ -183,9 +174,7 @@ async def ready(
 
 
 @get("/health", summary="State of the gateway and of Triton", responses=describe(503, Health, "No detection is possible"))
-async def health(
-    request: Request[Any, Any, Any], worker: Worker, triton_client: WorkerTritons, pipeline: WorkerPipeline
-) -> Response[Health]:
+async def health(request: AnyRequest, worker: Worker, triton_client: WorkerTritons, pipeline: WorkerPipeline) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
     metrics, context = worker.metrics, context_of(request.scope)
     gpus, servers, spec, no_search = await asyncio.gather(
@@ -225,7 +214,6 @@ async def health(
 
 
 async def _spec(pipeline: Pipeline, context: RequestContext) -> ModelSpec | None:
-    """Return the spec of the default model; None if it cannot be used, with the reason in the log."""
     try:
         return await pipeline.spec(pipeline.default_reference)
     except GatewayError as error:
@@ -257,7 +245,6 @@ def _to_mb(nbytes: int) -> float:
 
 
 async def _examine_all(pool: TritonPool, model: str) -> list[ServerHealth]:
-    """Query all Tritons. A Triton is ready if the model is."""
     sent = sum(server.recent_images for server in pool.servers)
     return list(await asyncio.gather(*(_examine(server, pool, model, sent) for server in pool.servers)))
 
@@ -267,7 +254,12 @@ def _best_status(servers: Sequence[ServerHealth]) -> str:
 
 
 async def _examine(server: TritonBackend, pool: TritonPool, model: str, sent: float) -> ServerHealth:
-    version, is_ready = await asyncio.gather(_ask_version(server.client), server.client.is_ready(model))
+    async def ask_version() -> str | None:
+        with suppress(GatewayError):
+            return (await server.client.read_server()).version
+        return None
+
+    version, is_ready = await asyncio.gather(ask_version(), server.client.is_ready(model))
     is_ready = is_ready and server.is_usable(model)
     return ServerHealth(
         server.address,
@@ -278,10 +270,3 @@ async def _examine(server: TritonBackend, pool: TritonPool, model: str, sent: fl
         sorted(name for name, served in server.models.items() if served.is_wrong),
         round(server.recent_images / sent, 3) if sent else 0.0,
     )
-
-
-async def _ask_version(client: TritonClient) -> str | None:
-    """Return a Triton's version; None if it does not respond."""
-    with suppress(GatewayError):
-        return (await client.read_server()).version
-    return None

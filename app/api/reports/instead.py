@@ -1,10 +1,9 @@
 """Paths of other programs that the gateway does not have: the answer is 404, and says what to use instead."""
 
-from typing import Any
-
-from litestar import Request, route
+from litestar import route
 from litestar.enums import HttpMethod
 
+from app.api.context import AnyRequest
 from app.api.routes import VERSION, route_of
 from app.errors import NotOffered
 
@@ -15,22 +14,21 @@ _LABEL_STUDIO = "the gateway is no backend of Label Studio; clients/label-studio
 _INSTEAD = {
     "/connection_pool_info": "a worker has one connection to each Triton; GET /health lists the Tritons and how pixels reach them",
     "/health/models": "GET /models lists the models and their states; GET /health names those that fail",
+    "/search/hybrid": "lists are not joined; POST /search/image, /search/text and /search/ocr make one each",
     "/models/{model}/export": "models are not converted; POST /models/{model} adds an ONNX file, for a key with the scope admin",
     "/models/{model}/status": "GET /models/{model} describes a model and its state",
     "/models/{model}/test": "POST /predict/{model} asks a model about an image",
-    **{
-        prefix + path: _CVAT
-        for prefix in ("", "/cvat")
-        for path in ("/api/functions", "/api/functions/{model}", "/api/function_invocations")
-    },
-    **{
-        prefix + path: _LABEL_STUDIO for prefix in ("", "/label-studio") for path in ("/setup", "/versions", "/predict", "/webhook")
-    },
     "/label-studio/health": _LABEL_STUDIO,
     **{
-        group + path: text
-        for group, text in (("/persons", _PERSONS), ("/clusters", _CLUSTERS))
-        for path in ("", "/{first}", "/{first}/{second}")
+        prefix + path: text
+        for prefixes, paths, text in (
+            (("", "/cvat"), ("/api/functions", "/api/functions/{model}", "/api/function_invocations"), _CVAT),
+            (("", "/label-studio"), ("/setup", "/versions", "/predict", "/webhook"), _LABEL_STUDIO),
+            (("/persons",), ("", "/{first}", "/{first}/{second}"), _PERSONS),
+            (("/clusters",), ("", "/{first}", "/{first}/{second}"), _CLUSTERS),
+        )
+        for prefix in prefixes
+        for path in paths
     },
 }
 
@@ -41,6 +39,6 @@ _INSTEAD = {
     status_code=200,
     include_in_schema=False,
 )
-async def instead(request: Request[Any, Any, Any]) -> None:
+async def instead(request: AnyRequest) -> None:
     """Say what to use instead of a path; this needs no key."""
     raise NotOffered(_INSTEAD[route_of(request.scope).removeprefix(VERSION)])

@@ -1,10 +1,8 @@
 """GET /metrics, and the metrics of requests."""
 
-from typing import Any
+from litestar import Response, get
 
-from litestar import Request, Response, get
-
-from app.api.context import RequestContext
+from app.api.context import AnyRequest, RequestContext
 from app.api.dependencies import Worker, WorkerPipeline
 from app.errors import DeadlinePassed
 from app.resilience.fairness import Caller
@@ -14,7 +12,7 @@ from app.triton.metrics import triton_metrics
 
 
 @get("/metrics", include_in_schema=False)
-async def metrics(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> Response[bytes]:
+async def metrics(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> Response[bytes]:
     """Return the metrics of all workers of this host in a Prometheus format."""
     pipeline.sample()
     families = [*worker.metrics.collect(), *triton_metrics(worker.metrics.table)]

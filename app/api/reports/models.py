@@ -9,7 +9,6 @@ from litestar.params import FromPath
 from app.api.answering.schema import CascadeInfo, ModelCard, ModelInfo, ModelList, StepInfo
 from app.api.dependencies import Worker, WorkerPipeline
 from app.api.documentation.openapi import PROBLEMS
-from app.cascade.definition import Cascade
 from app.errors import GatewayError, UnknownModel
 from app.expected import suggestion
 from app.model.heads import PoseHead, TextRecognitionHead
@@ -24,7 +23,11 @@ async def models(worker: Worker, pipeline: WorkerPipeline) -> ModelList:
     """List the models in the repositories of all Tritons, those that `pull` can download, and the cascades."""
     listed = await list_models(pipeline)
     known = [(name, cascade) for name in worker.catalog.names() if (cascade := worker.catalog.own(name)) is not None]
-    return msgspec.structs.replace(listed, cascades=[_describe_cascade(name, cascade) for name, cascade in known])
+    cascades = [
+        CascadeInfo(name, cascade.title, [StepInfo(step, one.model, one.of) for step, one in cascade.steps.items()])
+        for name, cascade in known
+    ]
+    return msgspec.structs.replace(listed, cascades=cascades)
 
 
 @get(
@@ -59,12 +62,7 @@ async def list_models(pipeline: Pipeline) -> ModelList:
     return ModelList(pipeline.default_model, described, len(described), list(map(ModelCard, ready)))
 
 
-def _describe_cascade(name: str, cascade: Cascade) -> CascadeInfo:
-    return CascadeInfo(name, cascade.title, [StepInfo(step, one.model, one.of) for step, one in cascade.steps.items()])
-
-
 async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fault: Unloadable | None) -> ModelInfo:
-    """Describe a model. `state` is Triton's state; None for a model that Triton does not have."""
     if fault is not None:
         return ModelInfo(name, fault.state, detail=fault.reason)
     if state is None:

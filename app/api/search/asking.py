@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
-from litestar import Request
 from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
@@ -18,15 +17,14 @@ from msgspec import Meta
 from app.api.answering.native import respond_in_thread
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Timed
-from app.api.context import context_of
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, describe, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
-from app.api.receiving import body, intake
-from app.api.receiving.body import ParsedBody, decode_parameter
-from app.api.receiving.client_watch import ClientWatch
-from app.api.receiving.content_type import JSON, body_type
-from app.errors import InvalidParameter
+from app.api.receiving.body import ParsedBody, decode, parse_body, parse_document
+from app.api.receiving.content_type import JSON
+from app.api.receiving.intake import receiving
+from app.errors import InvalidParameter, MalformedRequest
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.search.engine import Filter, Hit, Page, Vector, VectorIndex
@@ -34,9 +32,7 @@ from app.search.postgres.engine import PostgresEngine
 from app.search.service import Search
 from app.telemetry.timing import SEARCH
 
-AnyRequest = Request[Any, Any, Any]
 WorkerSearch = NamedDependency[Search]
-"""Asks the models of search and its database, by the worker's pipeline."""
 Document = dict[str, Any]
 RecordId = Annotated[str, PathParameter(max_length=64)]
 PageNumber = Annotated[int, QueryParameter(ge=0, le=10_000, description="From 0.")]
@@ -79,8 +75,8 @@ class FilterParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_o
         if any(time.year not in _YEARS for time in (self.after, self.before) if time is not None):
             raise InvalidParameter(f"after, before: expected years from {_YEARS[0]} to {_YEARS[-1]}")
         given = "" if len(self.metadata or "") > _MAX_METADATA else self.metadata or "{}"
-        expected = f"a JSON object of at most {_MAX_METADATA} characters"
-        return Filter(decode_parameter("metadata", given, dict[str, Any], expected), self.after, self.before)
+        expected = f"metadata: expected a JSON object of at most {_MAX_METADATA} characters"
+        return Filter(decode(given, dict[str, Any], expected, InvalidParameter), self.after, self.before)
 
 
 class TopParameters(FilterParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -101,7 +97,6 @@ def words_of(text: str | None) -> str:
 P = TypeVar("P", bound=FilterParameters)
 T = TypeVar("T")
 Question = Callable[[PostgresEngine, str], Awaitable[T]]
-"""Asks the engine about a tenant."""
 
 
 class Asked(NamedTuple, Generic[P]):
@@ -129,27 +124,21 @@ def search_route(
     check: Callable[[WorkerResources], object] = lambda _: None,
     **described: Any,  # noqa: ANN401 - of a route
 ) -> HTTPRouteHandler:
-    """Make a route whose response has the fields that `find` returns; `check` may raise before the body is received.
-
-    A body need have no image, and may be empty, if the parameters have a text.
-    """
-    parse = parse_any if "text" in kind.__struct_fields__ else body.parse_body
+    """Make a route whose response has the fields that `find` returns; `check` may raise before the body is received."""
     is_text = described.get("takes") == "text"
+    parse = without_image(_EXAMPLE) if is_text else parse_body
 
     async def handle(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
         check(worker)
-        context = context_of(request.scope)
         if is_text:
-            context.content_type = JSON  # whatever was declared, if anything: `receive` parses it in a thread
-        with ClientWatch(request.receive, context.body_limits) as client:
-            received = intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=parse is parse_any)
-            content, wanted, call = await received
+            context_of(request.scope).content_type = JSON  # whatever was declared, if anything: it is parsed in a thread
+        async with receiving(request, worker, kind, parse, may_be_empty=is_text) as (context, content, wanted, call):
             found = await find(Asked(search, context.tenant, content.image, wanted, call))
             context.log_fields["results"] = len(found["results"])
 
             def describe() -> Timed:
-                took, total = (round(time, 2) for time in (context.timing.stages.get(SEARCH, 0.0), context.timing.total))
-                return response(**found, search_time_ms=took, total_time_ms=total, request_id=context.request_id)  # type: ignore[call-arg]
+                took = round(context.timing.stages.get(SEARCH, 0.0), 2)
+                return response(**found, search_time_ms=took, **context.ending)  # type: ignore[call-arg]
 
             return await respond_in_thread(describe, search.pipeline, call)
 
@@ -157,11 +146,16 @@ def search_route(
     return own_route(path, handle, response, "What was found, best first", kinds=(kind,), scope="search", **described)
 
 
-def parse_any(data: bytes, content_type: str, kind: type[Parameters]) -> ParsedBody:
-    """Parse a body that may be empty, JSON without an image, or anything with one."""
-    is_json = data and body_type(content_type, data) == JSON
-    image, pairs = body.parse_document(data, "image", kind, _EXAMPLE) if is_json else (data, [])
-    return body.parse_body(data, content_type, kind) if image else ParsedBody(b"", pairs)
+def without_image(example: str) -> Callable[[bytes, str, type[Parameters]], ParsedBody]:
+    """Return the parser of a body that is empty, or JSON as in the example."""
+
+    def parse(data: bytes, _: str, kind: type[Parameters]) -> ParsedBody:
+        image, pairs = parse_document(data, "image", kind, example) if data else (b"", [])
+        if image:
+            raise MalformedRequest(example)
+        return ParsedBody(b"", pairs)
+
+    return parse
 
 
 def show(what: str) -> dict[int, ResponseSpec]:

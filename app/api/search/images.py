@@ -7,11 +7,12 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response.base import ASGIResponse
 
-from app.api.answering.vectors import to_vector
+from app.api.answering.native import to_vector
 from app.api.caller.check import guard_origin
+from app.api.context import AnyRequest
 from app.api.dependencies import Worker
 from app.api.parameters.tasks import MAX_ID_LENGTH
-from app.api.search.asking import READING, AnyRequest, Document, PageNumber, PageSize, RecordId, ask, reply, show
+from app.api.search.asking import READING, Document, PageNumber, PageSize, RecordId, ask, reply, show
 from app.errors import NotOffered, UnknownRecord
 from app.search.engine import Page
 

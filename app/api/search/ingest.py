@@ -6,28 +6,25 @@ from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 import msgspec
-from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from msgspec import UNSET, Meta, UnsetType, field
 
+from app.api.answering.native import to_norm
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Timed
-from app.api.answering.vectors import to_norm
 from app.api.batch.answer import BatchFailure, ImagesAnswer
+from app.api.batch.asking import Asking, open_batch
 from app.api.batch.body import MAX_IMAGES, parse_batch
 from app.api.batch.route import MEDIA_TYPES, describe_images
-from app.api.context import context_of
+from app.api.context import AnyRequest
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import own_route
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import MAX_ID_LENGTH, ImageId, Url, check_printable
-from app.api.receiving import body, intake
-from app.api.receiving.body import decode_parameter
-from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.body import decode, parse_body
+from app.api.receiving.intake import receiving
 from app.api.search.asking import WorkerSearch
-from app.api.sight.image import Asking
-from app.api.sight.images import open_batch
 from app.errors import InvalidParameter
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
@@ -75,7 +72,7 @@ class _IngestParameters(IngestFlags, frozen=True, forbid_unknown_fields=True, kw
 
     def read_metadata(self) -> dict[str, Any]:
         """Return the metadata; raise InvalidParameter if they are no JSON object."""
-        return decode_parameter("metadata", self.metadata or "{}", dict[str, Any], "a JSON object")
+        return decode(self.metadata or "{}", dict[str, Any], "metadata: expected a JSON object", InvalidParameter)
 
 
 class _IngestBatchParameters(IngestFlags, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -92,7 +89,8 @@ class _IngestBatchParameters(IngestFlags, frozen=True, forbid_unknown_fields=Tru
         """Return one entry for each image; raise InvalidParameter if they are not as many, or no texts."""
         if (given := getattr(self, name)) is None:
             return [None] * (images or 0)
-        found = decode_parameter(name, given, _Texts, f"a JSON list of at most {MAX_IMAGES} strings")
+        expected = f"{name}: expected a JSON list of at most {MAX_IMAGES} strings"
+        found: list[str | None] = decode(given, _Texts, expected, InvalidParameter)
         if len(found) != (images or len(found)):
             raise InvalidParameter(f"{name}: expected {images}, one for each image, found {len(found)}")
         return found
@@ -102,7 +100,6 @@ class Indexed(msgspec.Struct, frozen=True):
     """How many entries each index got."""
 
     global_: int | bool = field(name="global", default=0)
-    """Of one image: whether it has a vector."""
     vehicles: int = 0
     people: int = 0
     faces: int = 0
@@ -114,7 +111,6 @@ class NearDuplicate(msgspec.Struct, frozen=True, kw_only=True):
     """The nearest of the images that are nearly the same, and the group that an image is in with them."""
 
     image_id: str | UnsetType = UNSET
-    """In the answer to a batch."""
     action: _Action
     group_id: str | None
     similarity: float
@@ -143,13 +139,11 @@ class IngestResponse(Timed, frozen=True, kw_only=True):
     near_duplicate: NearDuplicate | None = None
     ocr: IngestedText | None = None
     existing_image_id: str | None = None
-    """Of the image that has the same content."""
     existing_image_path: str | None = None
     message: str | None = None
     error: None = None
     """Always null: present for clients of other gateways."""
     errors: list[str] | None = None
-    """Why parts were left out, such as those whose model is not there."""
 
 
 class DuplicateDetail(msgspec.Struct, frozen=True):
@@ -182,12 +176,10 @@ class IngestBatchResponse(Sums, frozen=True, kw_only=True):
     """What became of each image."""
 
     deferred_ops: Literal[0] = 0
-    """Constant: nothing is put off."""
     duplicate_details: list[DuplicateDetail] | None
     error_details: list[ErrorDetail] | None
     near_duplicate_details: list[NearDuplicate] | None
     image_ids: list[str]
-    """Of each image of the request."""
     total_time_ms: float
     request_id: str
 
@@ -234,24 +226,20 @@ def _to_response(found: Ingested, **timed: Any) -> IngestResponse:  # noqa: ANN4
     )
 
 
-async def ingest(request: Request[Any, Any, Any], worker: Worker, search: WorkerSearch) -> ASGIResponse:
+async def ingest(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """Add an image to the index: with objects, faces, text, and vectors of it. The status is 201, or 200 if it was known."""
-    context = context_of(request.scope)
-    with ClientWatch(request.receive, context.body_limits) as client:
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], _IngestParameters, body.parse_body)
+    async with receiving(request, worker, _IngestParameters, parse_body) as (context, content, wanted, call):
         context.log_fields["image_bytes"] = len(content.image)
         given = {"path": wanted.image_path, "metadata": wanted.read_metadata()}
         found = await search.ingest(context.tenant, content.image, wanted.image_id, call, wanted.options, **given)  # type: ignore[arg-type]
     context.log_fields |= {"ingested": found.added.status, "objects": len(found.image.objects), "faces": len(found.image.faces)}
-    answer = _to_response(found, total_time_ms=round(context.timing.total, 2), request_id=context.request_id)
+    answer = _to_response(found, **context.ending)
     return JsonResponse(msgspec.json.encode(answer), 200 if answer.status == "duplicate" else _CREATED)
 
 
-async def ingest_batch(request: Request[Any, Any, Any], worker: Worker, search: WorkerSearch) -> ASGIResponse:
+async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """Add up to 64 images to the index, each of which succeeds or fails on its own. The deadline is that of the whole batch."""
-    context = context_of(request.scope)
-    with ClientWatch(request.receive, context.body_limits) as client:
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], _IngestBatchParameters, parse_batch)
+    async with receiving(request, worker, _IngestBatchParameters, parse_batch) as (context, content, wanted, call):
         images = len(content.images)
         ids = [image_id or str(uuid4()) for image_id in wanted.read_list("image_ids", images)]
         paths = wanted.read_list("image_paths", images)
@@ -268,12 +256,10 @@ async def ingest_batch(request: Request[Any, Any, Any], worker: Worker, search: 
             return _near(found, ids[index]), duplicate
 
         asking = Asking(lambda worker, _: worker.pipeline.default_for(_TASK), add)
-        answer = ImagesAnswer(images, keep, context, worker.metrics)
+        answer = ImagesAnswer(content.names, keep, context, worker.metrics)
         await answer.run(await open_batch(worker, search.pipeline, content.images, wanted, call, asking))
     answer.log()
-    errors = [
-        ErrorDetail(image_id=ids[each.index], **msgspec.structs.asdict(each)) for each in answer.failures(content.names) or ()
-    ]
+    errors = [ErrorDetail(image_id=ids[each.index], **msgspec.structs.asdict(each)) for each in answer.failures() or ()]
     kept = [details for _, details in sorted(answer.converted.items())]
     document = IngestBatchResponse(
         **sum_up(answer.totals + Counter(errors=len(errors))),
@@ -281,8 +267,7 @@ async def ingest_batch(request: Request[Any, Any, Any], worker: Worker, search: 
         error_details=errors or None,
         near_duplicate_details=[near for near, _ in kept if near] or None,
         image_ids=ids,
-        total_time_ms=round(context.timing.total, 2),
-        request_id=context.request_id,
+        **context.ending,
     )
     return JsonResponse(msgspec.json.encode(document), _CREATED if document.processed else 200)
 

@@ -13,24 +13,21 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app.api.answering.responses import JsonResponse
-from app.api.context import context_of
+from app.api.context import AnyRequest
 from app.api.dependencies import Worker
 from app.api.documentation.openapi import PROBLEMS, own_route
 from app.api.parameters.parse import Parameters
-from app.api.receiving import intake
-from app.api.receiving.body import ParsedBody, parse_document
-from app.api.receiving.client_watch import ClientWatch
-from app.api.search.asking import AnyRequest, PageNumber, PageSize, WorkerSearch, ask, describe_text
+from app.api.receiving.intake import receiving
+from app.api.search.asking import PageNumber, PageSize, WorkerSearch, ask, describe_text, without_image
 from app.api.search.ingest import IngestFlags, Sums, sum_up
-from app.errors import InvalidParameter, MalformedRequest
+from app.errors import InvalidParameter
 from app.pipeline.call import CallContext
 from app.search.engine import Family, Job, Page
 from app.search.jobs import DirectoryOptions, ReindexOptions, allowed_folder, begin_reindex
 from app.search.service import Search
 
 _PAUSE_SECONDS = 0.5
-_ENDED = ("done", "failed")
-_EXAMPLE = 'expected no body, or a JSON object with parameters, such as {"wait": false}'
+_PARSE = without_image('expected no body, or a JSON object with parameters, such as {"wait": false}')
 _Number = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Wait = Annotated[
     bool, Meta(description="Whether the answer comes at the end; otherwise, or after `timeout_ms`, it is 202 with the job.")
@@ -60,13 +57,9 @@ class JobAnswer(Sums, frozen=True, kw_only=True):
     state: Literal["waiting", "running", "done", "failed"]
     directory: str | None
     total_files: int
-    """Images in the folder, of which `total` have been worked on."""
     unreadable: int
-    """Images that could not be described again."""
     failures: dict[str, int]
-    """Images that failed, by the code of the error."""
     skipped_extensions: list[str] | None
-    """Of files that are no images."""
     error: str | None
     created_at: datetime
     ended_at: datetime | None
@@ -111,21 +104,10 @@ async def job(request: AnyRequest, worker: Worker, job_id: FromPath[str]) -> Job
     return _to_answer(await ask(request, worker, lambda engine, tenant: engine.job(tenant, job_id)))
 
 
-def _parse(data: bytes, _: str, kind: type[Parameters]) -> ParsedBody:
-    image, pairs = parse_document(data, "image", kind, _EXAMPLE) if data else (b"", [])
-    if image:
-        raise MalformedRequest(_EXAMPLE)
-    return ParsedBody(b"", pairs)
-
-
 def _job_route(path: str, kind: type[W], begin: _Begin[W], scope: str, summary: str) -> HTTPRouteHandler:
-    """Make a route that adds the job whose options `begin` returns, and waits for its end as long as the client stays."""
-
     async def handle(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
         """Add a job, which goes on if the client leaves; `GET /ingest/jobs/{id}` tells how far it has come."""
-        context = context_of(request.scope)
-        with ClientWatch(request.receive, context.body_limits) as client:
-            _, wanted, call = await intake.receive(client, request.scope, worker, [], kind, _parse, may_be_empty=True)
+        async with receiving(request, worker, kind, _PARSE, may_be_empty=True) as (context, _, wanted, call):
             given: Any = wanted
             options = await begin(search, wanted, call)
             named: Literal["directory", "reindex"] = "directory" if isinstance(options, DirectoryOptions) else "reindex"
@@ -133,7 +115,7 @@ def _job_route(path: str, kind: type[W], begin: _Begin[W], scope: str, summary: 
                 job = await engine.add_job(context.tenant, named, msgspec.to_builtins(options))
             search.new_job.set()
             context.log_fields["job"] = job.job_id
-            while given.wait and job.state not in _ENDED and (given.timeout_ms is None or call.deadline.remaining > 0):
+            while given.wait and job.state not in {"done", "failed"} and (given.timeout_ms is None or call.deadline.remaining > 0):
                 await asyncio.sleep(_PAUSE_SECONDS if job.state == "running" else _PAUSE_SECONDS / 10)
                 job = await search.engine.job(context.tenant, job.job_id)
         status = {"done": 201, "failed": 200}.get(job.state, 202)

@@ -1,13 +1,11 @@
 """All routes of search, in its own process, and what is injected into them."""
 
-from typing import Any
-
-from litestar import Request, get
+from litestar import get
 from litestar.di import Provide
 from litestar.handlers import HTTPRouteHandler
 
 from app.api.beside import REPORT
-from app.api.context import context_of
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker
 from app.api.routes import ModelRoute
 from app.api.search import find, images, ingest, jobs
@@ -16,13 +14,11 @@ from app.search.service import Search
 
 _ALL: list[HTTPRouteHandler] = [route for module in (ingest, jobs, find, images) for route in module.ROUTES]
 MODEL_ROUTES = [route for route in _ALL if isinstance(route, ModelRoute)]
-"""Those that ask models, or receive images, with the scope that they need."""
 ROUTES = [route for route in _ALL if not isinstance(route, ModelRoute)]
-"""The others. They need the scope `search`, or that in their `opt`."""
 
 
 @get(REPORT, include_in_schema=False)
-async def report(request: Request[Any, Any, Any], search: WorkerSearch) -> dict[str, str | None]:
+async def report(request: AnyRequest, search: WorkerSearch) -> dict[str, str | None]:
     """Tell the workers beside why search does not work, null if it does. They ask often, so that is neither counted nor logged."""
     context_of(request.scope).is_passed_on = True
     return {"unusable": await search.why_unusable()}

@@ -7,17 +7,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from app.api.answering.native import objects
+from app.api.answering.native import objects, to_norm, to_vector
 from app.api.answering.schema import ImageSize
-from app.api.answering.vectors import to_norm, to_vector
 from app.api.batch.answer import Documents
+from app.api.batch.asking import Asking
+from app.api.batch.route import by_answers, images_route
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import Url
 from app.api.sight.faces import Face, to_faces
-from app.api.sight.image import Answer, Asking, image_route
-from app.api.sight.images import images_route
+from app.api.sight.image import Answer, image_route
 from app.api.sight.ocr import read_regions, texts_of
 from app.cascade.answers import expect_vector
 from app.cascade.definition import Cascade, Step
@@ -63,7 +63,6 @@ class AnalyzedObject(msgspec.Struct):
     class_id: int
     class_name: str
     embedding: list[float] | None = None
-    """The vector of the object, of length 1, for `include_embedding`."""
 
 
 class AnalyzedText(msgspec.Struct, kw_only=True):
@@ -93,17 +92,13 @@ class AnalyzeAnswer(Answer, kw_only=True):
     status: Literal["success", "partial"] = "success"
     """`partial` if a part failed, or its model is not there."""
     errors: dict[str, PartFailure]
-    """By part: `detections`, `embedding`, `faces`, `face_embeddings`, `ocr`."""
     detections: list[AnalyzedObject] | None = field(default_factory=list)
-    """By descending confidence."""
     num_detections: int = 0
     faces: list[Face] | None = field(default_factory=list)
     """By descending score; none unless the gateway is set up for faces."""
     num_faces: int = 0
     global_embedding: list[float] | None = None
-    """The vector of the image, of length 1, for `include_embedding`."""
     embedding_norm: float | None = None
-    """Length of the model's own vector."""
     ocr: AnalyzedText | None = None
     has_text: bool = False
     timing: dict[str, float] | None = None
@@ -135,26 +130,22 @@ def _detector(worker: WorkerResources, wanted: _Parameters) -> str:
     return refer_to(wanted.model or worker.pipeline.default_for(DetectionHead.task), wanted.version)
 
 
-def _choose(worker: WorkerResources, wanted: _Parameters) -> Cascade:
-    """Put the cascade together from the detector and the cascades `embedding`, `faces` and `ocr`."""
+async def _ask(worker: WorkerResources, pipeline: Pipeline, image: bytes, wanted: _Parameters, call: CallContext) -> CascadeAnswer:
+    """Ask about an image; the detector must be there: what is wrong with it is no failure of a part."""
+    detector = _detector(worker, wanted)
+    name, version = split_reference(detector)
+    spec = await pipeline.prepare(pipeline.refer_to(name, version), call.deadline, call.caller)
+    if not isinstance(spec.head, DetectionHead):
+        raise WrongTask(f"{spec.name} is a {spec.head.noun}, not a {DetectionHead.noun}")
     steps = all_parts(
         worker,
-        Step(model=_detector(worker, wanted), confidence=wanted.confidence),
+        Step(model=detector, confidence=wanted.confidence),
         has_vectors=wanted.include_embedding,
         face_confidence=wanted.face_confidence if worker.deployment.has_faces else None,
         has_face_vectors=wanted.include_face_embeddings,
         has_text=wanted.enable_ocr,
     )
-    return Cascade(name="analyze", steps=steps)
-
-
-async def _ask(worker: WorkerResources, pipeline: Pipeline, image: bytes, wanted: _Parameters, call: CallContext) -> CascadeAnswer:
-    """Ask about an image; the detector must be there: what is wrong with it is no failure of a part."""
-    name, version = split_reference(_detector(worker, wanted))
-    spec = await pipeline.prepare(pipeline.refer_to(name, version), call.deadline, call.caller)
-    if not isinstance(spec.head, DetectionHead):
-        raise WrongTask(f"{spec.name} is a {spec.head.noun}, not a {DetectionHead.noun}")
-    return await run_cascade(pipeline, _choose(worker, wanted), image, call, worker.metrics)
+    return await run_cascade(pipeline, Cascade(name="analyze", steps=steps), image, call, worker.metrics)
 
 
 def _to_answer(wanted: _Parameters, found: CascadeAnswer) -> AnalyzeAnswer:
@@ -172,7 +163,6 @@ def _to_answer(wanted: _Parameters, found: CascadeAnswer) -> AnalyzeAnswer:
 
 
 def _describe(answer: AnalyzeAnswer, found: CascadeAnswer, name: str) -> None:
-    """Add what a step has answered; raise its error if it has one."""
     step = found.require(name)
     match name:
         case "objects" if isinstance(result := step.results[0], Detections):
@@ -219,8 +209,7 @@ ROUTES = [
         DetectionHead.task,
         AnalyzeBatchParameters,
         Asking(_detector, _ask),
-        _to_answer,
-        AnalyzeDocument,
+        by_answers(_to_answer, AnalyzeDocument),
         response=AnalyzeDocument,
         summary="Find objects, faces and text in several images",
     ),

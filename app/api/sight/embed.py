@@ -4,26 +4,25 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Request
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
+from app.api.answering.native import to_norm, to_vector
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ImageSize, ModelUsed, Problem, Timed
-from app.api.answering.vectors import to_norm, to_vector
-from app.api.batch.answer import BatchFailure
-from app.api.context import context_of
+from app.api.batch.answer import BatchFailure, Placed
+from app.api.batch.asking import MODEL, Asking
+from app.api.batch.route import by_answers, images_route
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import describe_form, own_route
 from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import EmbeddingParameters, Url
-from app.api.receiving import intake
-from app.api.receiving.body import ParsedBody, decode, decode_parameter, parse_document
-from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.body import ParsedBody, decode, parse_document
 from app.api.receiving.content_type import JSON
-from app.api.sight.image import MODEL, Answer, Asking, Placed, image_route
-from app.api.sight.images import images_route
+from app.api.receiving.intake import receiving
+from app.api.sight.image import Answer, image_route
 from app.cascade.run import ask_about_boxes
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel
 from app.pipeline.call import CallContext
@@ -75,9 +74,7 @@ class EmbeddedBox(msgspec.Struct, frozen=True):
     """The vector of a part of an image."""
 
     box: _Box
-    """That of the request."""
     embedding: list[float]
-    """Of length 1."""
 
 
 class EmbedBoxesResponse(Answer, kw_only=True):
@@ -87,7 +84,6 @@ class EmbedBoxesResponse(Answer, kw_only=True):
     num_boxes: int
     status: Literal["success"] = "success"
     model: ModelUsed | None
-    """The model that described them; null without boxes."""
 
 
 class EmbedTextResponse(Timed, frozen=True, kw_only=True):
@@ -115,7 +111,7 @@ class BoxesParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=Tr
     def read_boxes(self) -> list[_Box]:
         """Return the boxes; raise InvalidParameter if there are none, or not valid ones."""
         expected = f"a JSON list of at most {_MAX_BOXES} boxes of four numbers from 0 to 1, such as [[0, 0, 0.5, 1]]"
-        boxes: list[_Box] = decode_parameter("boxes", self.boxes or "", _Boxes, expected)
+        boxes: list[_Box] = decode(self.boxes or "", _Boxes, f"boxes: expected {expected}", InvalidParameter)
         for index, (left, top, right, bottom) in enumerate(boxes):
             if not (left < right and top < bottom):
                 raise InvalidParameter(f"boxes: that at index {index} is empty; expected x1 < x2 and y1 < y2")
@@ -140,7 +136,6 @@ def _to_document(
     total_images: int,
     **others: Any,  # noqa: ANN401 - fields of the response
 ) -> EmbedBatchResponse:
-    """Make the response, in which the images that failed are among the results."""
     fields = {name: others[name] for name in ("status", "total_time_ms", "request_id")}
     failed = {one.index: one for one in failures or ()}
     succeeded = iter(results)
@@ -180,15 +175,13 @@ async def ask_text(pipeline: Pipeline, text: bytes, call: CallContext, version: 
         ) from error
 
 
-async def embed_text(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
+async def embed_text(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Describe the `text` of a JSON object by a vector, if there is a model for it; it has to be added.
 
     The model is `embedding_text`, or the one that `model` names: its input is one BYTES, its output the vector.
     """
-    context = context_of(request.scope)
-    context.content_type = JSON  # whatever was declared, if anything: `receive` parses it in a thread
-    with ClientWatch(request.receive, context.body_limits) as client:
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], ModelParameters, _parse_text)
+    context_of(request.scope).content_type = JSON  # whatever was declared, if anything: it is parsed in a thread
+    async with receiving(request, worker, ModelParameters, _parse_text) as (context, content, wanted, call):
         if not 0 < len(content.image) <= _MAX_TEXT_BYTES:
             raise MalformedRequest(f"expected a text of 1 to {_MAX_TEXT_BYTES} bytes")
         if wanted.model is not None:
@@ -200,8 +193,7 @@ async def embed_text(request: Request[Any, Any, Any], worker: Worker, pipeline: 
         embedding_norm=to_norm(found.norm),
         text=content.image.decode(),
         model=ModelUsed.of(found),
-        total_time_ms=round(context.timing.total, 2),
-        request_id=context.request_id,
+        **context.ending,
     )
     return JsonResponse(msgspec.json.encode(answer))
 
@@ -212,8 +204,7 @@ ROUTES = [
         "embedding",
         EmbeddingParameters,
         MODEL,
-        _to_result,
-        _to_document,
+        by_answers(_to_result, _to_document),
         response=EmbedBatchResponse,
         summary="Describe several images by vectors",
     ),

@@ -7,28 +7,26 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Request
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
 from msgspec import UNSET, Meta, UnsetType
 
-from app.api.answering.native import to_scores
+from app.api.answering.native import to_scores, to_vector
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ImageSize, Timed
-from app.api.answering.vectors import to_vector
 from app.api.batch.answer import ImagesAnswer
+from app.api.batch.asking import Asking, by_cascade, open_batch
 from app.api.batch.body import ParsedBatch, decode_text, parse_batch
 from app.api.batch.route import MEDIA_TYPES
-from app.api.context import RequestContext, context_of
+from app.api.context import AnyRequest, RequestContext
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import ENCODED, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
 from app.api.parameters.tasks import Url
-from app.api.receiving import intake, multipart
-from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving import multipart
 from app.api.receiving.content_type import JSON, MULTIPART, media_type
-from app.api.sight.image import Answer, Asking, by_cascade, image_route
-from app.api.sight.images import open_batch
+from app.api.receiving.intake import receiving
+from app.api.sight.image import Answer, image_route
 from app.cascade.answers import expect_faces, expect_vector, to_fractions
 from app.cascade.definition import Cascade
 from app.cascade.named import named_cascade
@@ -66,7 +64,6 @@ class Face(msgspec.Struct):
     landmarks: list[float]
     """x y of both eyes, the nose and the corners of the mouth, as fractions of the image; the left ones are first."""
     score: float
-    """Of the detector, from 0 to 1."""
     quality: float
     """How suitable the face is for telling whose it is, from 0 to 1: how certain, large and frontal it is."""
     embedding: list[float] | UnsetType | None = UNSET
@@ -93,14 +90,12 @@ class VerifiedImage(msgspec.Struct, frozen=True):
 
     num_faces: int
     face_used: int
-    """Index of the face that was compared, the largest one, by descending score."""
 
 
 class VerifyResponse(Timed, frozen=True, kw_only=True):
     """Whether the largest faces of two images are those of the same person."""
 
     match: bool
-    """Whether the similarity is at least the threshold."""
     similarity: float
     """1 for equal vectors, 0.6 at the distance for which the model was made, at least 0."""
     threshold: float
@@ -124,7 +119,6 @@ def _choose(worker: WorkerResources, wanted: _FaceParameters) -> Cascade:
 LARGEST: Asking[Any, CascadeAnswer] = by_cascade(
     lambda worker, wanted: _choose(worker, wanted).vary(descriptions={"max_crops": 1, "order": "size"})
 )
-"""Asks for the faces of an image, and for the vector of the largest one; the parameters have a `confidence`."""
 
 
 def to_faces(found: StepResult) -> list[Face]:
@@ -171,7 +165,7 @@ def parse_pair(data: bytes, content_type: str, kind: type[Parameters]) -> Parsed
                 parameters.append(multipart.to_parameter(part, " and ".join(_IMAGES)))
             else:
                 images[part.name] = decode_text(part.text) if part.text else part.content or MalformedRequest("the image is empty")
-        parsed = ParsedBatch([images[name] for name in _IMAGES if name in images], [], parameters)
+        parsed = ParsedBatch([images[name] for name in _IMAGES if name in images], [*_IMAGES], parameters)
     if len(parsed.images) != len(_IMAGES):
         raise MalformedRequest(f"expected two images, in the form fields image1 and image2, found {len(parsed.images)}")
     return parsed
@@ -190,14 +184,12 @@ def _describe_pair(fields: dict[str, Schema]) -> RequestBody:
     )
 
 
-async def verify(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
+async def verify(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Compare the largest face of `image1` with that of `image2`."""
     require_faces(worker)
-    context = context_of(request.scope)
-    with ClientWatch(request.receive, context.body_limits) as client:
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], VerifyParameters, parse_pair)
+    async with receiving(request, worker, VerifyParameters, parse_pair) as (context, content, wanted, call):
         context.log_fields |= pipeline.log_fields(LARGEST.first(worker, wanted))
-        answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(len(_IMAGES), None, context, worker.metrics)
+        answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(_IMAGES, None, context, worker.metrics)
         await answer.run(await open_batch(worker, pipeline, content.images, wanted, call, LARGEST))
         answer.log()
         response = compare(answer.all(), wanted.threshold, context)
@@ -205,28 +197,17 @@ async def verify(request: Request[Any, Any, Any], worker: Worker, pipeline: Work
 
 
 def compare(found: Sequence[CascadeAnswer], threshold: float, context: RequestContext) -> VerifyResponse:
-    """Compare the largest faces of two images, which `LARGEST` has described.
-
-    Raise NoFace if an image has none, UnsupportedModel if descriptions of the model cannot be compared, or the error of a step.
-    """
+    """Compare the largest faces of two images, which `LARGEST` has described; raise NoFace, or UnsupportedModel."""
     (one, vector), (other, other_vector) = map(_largest, _IMAGES, found)
     distance = vector.spec.match_distance
     if distance is None:
         raise UnsupportedModel(f"the config of {vector.spec.name} must say `match_distance`, the distance up to which faces match")
     alike = round(similarity(vector.vector, other_vector.vector, distance), 4)
-    return VerifyResponse(
-        match=alike >= threshold,
-        similarity=alike,
-        threshold=threshold,
-        image1=one,
-        image2=other,
-        total_time_ms=round(context.timing.total, 2),
-        request_id=context.request_id,
-    )
+    about: dict[str, Any] = {"similarity": alike, "threshold": threshold, "image1": one, "image2": other}
+    return VerifyResponse(match=alike >= threshold, **about, **context.ending)
 
 
 def _largest(name: str, found: CascadeAnswer) -> tuple[VerifiedImage, Embedding]:
-    """Return the face of an image that is described, and its vector; raise NoFace if there is none."""
     for index, vector in _vectors_of(found).items():
         return VerifiedImage(len(_faces_of(found).scores), index), vector
     raise NoFace(f"{name}: no face was found; a lower `confidence` finds less certain ones")

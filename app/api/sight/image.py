@@ -1,10 +1,8 @@
 """Answer a request about one image by a cascade, or by whatever else takes an encoded image."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any
 
-import msgspec
-from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from msgspec import UNSET, UnsetType
@@ -13,37 +11,19 @@ from app.api.answering import drawn
 from app.api.answering.format import ResponseInput, negotiate
 from app.api.answering.native import respond_in_thread
 from app.api.answering.schema import ImageSize
-from app.api.context import RequestContext, context_of
+from app.api.batch.answer import Placed
+from app.api.batch.asking import Asking, P, R
+from app.api.context import AnyRequest, RequestContext, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import own_route, pictures_of
-from app.api.parameters.parse import Parameters
-from app.api.receiving import body, intake
-from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.body import parse_body
 from app.api.receiving.content_type import JSON
-from app.cascade.definition import Cascade
-from app.cascade.run import CascadeAnswer, run_cascade
+from app.api.receiving.intake import receiving
 from app.model.heads import DetectionHead, Task
-from app.model.reference import refer_to, split_reference
-from app.pipeline.call import CallContext
-from app.pipeline.pipeline import Pipeline
+from app.model.reference import split_reference
 from app.pipeline.results import Detections
 
 _PICTURES = pictures_of(DetectionHead.task)
-
-P = TypeVar("P", bound=Parameters)
-R = TypeVar("R")
-
-
-class Placed(msgspec.Struct, kw_only=True):
-    """What is said of an image, with its place if it is one of a batch."""
-
-    filename: str | UnsetType | None = UNSET
-    image_index: int | UnsetType = UNSET
-    """Position in the request, from 0."""
-
-    def totals(self) -> Mapping[str, int]:
-        """Return what the image adds to the sums over a batch."""
-        return {}
 
 
 class Answer(Placed, kw_only=True):
@@ -51,7 +31,6 @@ class Answer(Placed, kw_only=True):
 
     image: ImageSize
     truncated: bool = False
-    """Whether there was more in the image than a request is answered about."""
     total_time_ms: float | UnsetType = UNSET
     request_id: str | UnsetType = UNSET
 
@@ -59,32 +38,6 @@ class Answer(Placed, kw_only=True):
         """Set what the answer to a request about one image ends with; return the answer."""
         self.total_time_ms, self.request_id = round(context.timing.total, 2), context.request_id
         return self
-
-
-class Asking(NamedTuple, Generic[P, R]):
-    """How a route asks about an image."""
-
-    first: Callable[[WorkerResources, P], str]
-    """Returns the reference of the model that is asked first."""
-    ask: Callable[[WorkerResources, Pipeline, bytes, P, CallContext], Awaitable[R]]
-
-
-MODEL: Asking[Any, Any] = Asking(
-    lambda worker, wanted: refer_to(
-        wanted.options.model or worker.pipeline.default_for(wanted.options.task), wanted.options.version
-    ),
-    lambda _, pipeline, image, wanted, call: pipeline.run(image, wanted.options, call),
-)
-"""Asks the model that the parameters name, or the default model of their task."""
-
-
-def by_cascade(choose: Callable[[WorkerResources, P], Cascade]) -> Asking[P, CascadeAnswer]:
-    """Ask the cascade that `choose` returns for the parameters of a request."""
-
-    async def ask(worker: WorkerResources, pipeline: Pipeline, image: bytes, wanted: P, call: CallContext) -> CascadeAnswer:
-        return await run_cascade(pipeline, choose(worker, wanted), image, call, worker.metrics)
-
-    return Asking(lambda worker, wanted: choose(worker, wanted).model, ask)
 
 
 def image_route(  # noqa: PLR0913 - the properties of a route
@@ -99,41 +52,26 @@ def image_route(  # noqa: PLR0913 - the properties of a route
     to_objects: Callable[[P, R], Detections] | None = None,
     **described: Any,  # noqa: ANN401 - for OpenAPI
 ) -> HTTPRouteHandler:
-    """Make a route for one image, in any of the forms that the gateway's own routes accept, with parameters of a kind.
-
-    `task` is that of the model that is asked first; None for one that is the default of no task. `to_answer` is called in a thread,
-    and may raise a GatewayError, as may `check`, before the body is received. `to_objects` returns what is drawn on the image if
-    `Accept` prefers a picture; None if there are no pictures.
-    """
+    """Make a route for one image; `to_answer` runs in a thread, `check` before the body is received, `to_objects` for a picture."""
     pictures = _PICTURES if to_objects else {}
 
-    async def handle(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
+    async def handle(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
         check(worker)
-        context = context_of(request.scope)
-        accepted = negotiate(context.accept, (JSON, *pictures))
-        with ClientWatch(request.receive, context.body_limits) as client:
-            content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, body.parse_body)
+        accepted = negotiate(context_of(request.scope).accept, (JSON, *pictures))
+        async with receiving(request, worker, kind, parse_body) as (context, content, wanted, call):
             name, _ = split_reference(asking.first(worker, wanted))
             context.log_fields |= {"image_bytes": len(content.image), **pipeline.log_fields(name)}
             found = await asking.ask(worker, pipeline, content.image, wanted, call)
             if to_objects and accepted != JSON:
                 drawing = ResponseInput(to_objects(wanted, found), content.image, wanted, context, call, pipeline)
                 return await drawn.IMAGE.respond(drawing)
-            counts: dict[str, int] = {}
 
             def describe() -> Answer:
                 answer = to_answer(wanted, found).complete(context)
-                counts.update(counts_of(answer))
+                counted = [name for name in answer.__struct_fields__ if name.startswith("num_")]
+                context.log_fields |= {name.removeprefix("num_"): getattr(answer, name) for name in counted}
                 return answer
 
-            response = await respond_in_thread(describe, pipeline, call)
-            context.log_fields |= counts
-            return response
+            return await respond_in_thread(describe, pipeline, call)
 
     return own_route(path, handle, response, "The answer", kinds=(kind,), contents=pictures, task=task, **described)
-
-
-def counts_of(answer: msgspec.Struct) -> dict[str, int]:
-    """Return the numbers in the fields `num_*` of an answer by what they count, for the log."""
-    names = [name for name in answer.__struct_fields__ if name.startswith("num_")]
-    return {name.removeprefix("num_"): getattr(answer, name) for name in names}

@@ -9,11 +9,12 @@ from msgspec import Meta
 from app.api.answering.native import rounded, to_scores
 from app.api.answering.schema import ImageSize
 from app.api.batch.answer import Documents
+from app.api.batch.asking import by_cascade
+from app.api.batch.route import by_answers, images_route
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Fraction, Parameters
 from app.api.parameters.tasks import Url
-from app.api.sight.image import Answer, by_cascade, image_route
-from app.api.sight.images import images_route
+from app.api.sight.image import Answer, image_route
 from app.cascade.answers import MIN_TEXT_SCORE, read_lines, to_fractions
 from app.cascade.definition import Cascade
 from app.cascade.named import named_cascade
@@ -50,7 +51,6 @@ class TextRegion(msgspec.Struct, frozen=True):
     box_normalized: list[float]
     """x1 y1 x2 y2 of the upright box around it, as fractions of the image."""
     det_score: float
-    """Score of the place, from 0 to 1."""
     rec_score: float
     """Score of the text, from 0 to 1: the mean of the characters' scores."""
 
@@ -60,11 +60,9 @@ class OcrAnswer(Answer, kw_only=True):
 
     status: Literal["success"] = "success"
     error: None = None
-    """Always null: present for clients of other gateways."""
     texts: list[str]
     regions: list[TextRegion]
     full_text: str
-    """The texts, one a line."""
     num_texts: int
 
     def totals(self) -> dict[str, int]:
@@ -112,7 +110,6 @@ def _to_answer(wanted: OcrBatchParameters, found: CascadeAnswer) -> OcrAnswer:
 
 
 def _to_objects(wanted: OcrParameters, found: CascadeAnswer) -> Detections:
-    """Return the lines that `_to_answer` describes, with their texts, to be drawn."""
     read = _to_answer(wanted, found).regions
     corners = np.array([region.box for region in read], np.float32).reshape(-1, 4, 2)
     scores = np.array([region.rec_score for region in read], np.float32)
@@ -137,8 +134,7 @@ ROUTES = [
         TextDetectionHead.task,
         OcrBatchParameters,
         by_cascade(_choose),
-        _to_answer,
-        OcrDocument,
+        by_answers(_to_answer, OcrDocument),
         response=OcrDocument,
         summary="Read the text in several images",
     ),

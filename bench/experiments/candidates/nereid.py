@@ -117,4 +117,4 @@ def _serving(transport: str) -> dict[str, Step]:
 def _encode(_: Any) -> bytes:  # noqa: ANN401
     """Encode a response with five detections."""
     found = Detections(_BOXES, _SCORES, np.zeros(len(_SCORES), np.int32), 640, 480, _SPEC, "1")
-    return msgspec.json.encode(to_response(found, "normalized", 1.0, "0123456789abcdef"))
+    return msgspec.json.encode(to_response(found, "normalized", {"total_time_ms": 1.0, "request_id": "0123456789abcdef"}))

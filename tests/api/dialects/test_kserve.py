@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.api import admin
 from app.api.admission import middleware
+from app.api.receiving import client_watch
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.model.spec import from_triton_config
@@ -371,7 +371,7 @@ async def test_state_of_server_and_models(server: httpx.AsyncClient) -> None:
 async def test_a_body_that_pauses_is_given_up(settings: Settings, triton: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where no model is asked; otherwise a client could hold any number of requests for ever."""
     assert triton.poll() is None
-    monkeypatch.setattr(admin, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(client_watch, "PAUSE_SECONDS", 0.05)
     async with lifespan_of(app := create_app(msgspec.structs.replace(settings, model="six_columns"))):
         pausing = staying({"type": "http.request", "body": b"{", "more_body": True})
         reply = await call(app, pausing, "/v2/repository/index")

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.exceptions import NotFoundException
 from litestar.openapi.spec import OpenAPIType, Schema
 from litestar.params import FromPath
@@ -13,7 +13,7 @@ from litestar.types import ASGIApp
 from app import __version__
 from app.api.answering.format import best
 from app.api.answering.responses import FileResponse
-from app.api.context import context_of
+from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import describe, with_contents
 from app.api.receiving.content_type import JSON
@@ -31,7 +31,6 @@ ASSETS = {
     "icon.svg": "image/svg+xml",
     **dict.fromkeys(("astronaut.jpg", "chelsea.jpg", "coffee.jpg"), "image/jpeg"),
 }
-"""Content types of the page's files."""
 
 _SECURITY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -53,7 +52,6 @@ _ENDPOINTS: dict[str, str] = {
     "models": "/models",
     "routes": "/routes",
 }
-"""Unless search is alone."""
 _SEARCH_ENDPOINTS = {
     "ingest": "/ingest",
     "search": "/search/image",
@@ -61,7 +59,6 @@ _SEARCH_ENDPOINTS = {
     "face_search": "/faces/search",
     "indexes": "/query/stats",
 }
-_THUMBNAILS = {"thumbnails": "/query/image/{image_id}/thumbnail"}
 _REPORTS = {
     "health": "/health",
     "liveness": "/livez",
@@ -77,7 +74,7 @@ _REPORTS = {
     operation_class=with_contents({HTML: Schema(type=OpenAPIType.STRING, description="A page to try the service, if it is on")}),
     responses=describe(200, dict[str, Any], "The service"),
 )
-async def root(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> Response[Any]:
+async def root(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> Response[Any]:
     """Describe the service. Browsers, which accept `text/html`, get a page to try it."""
     if worker.deployment.has_page and best(context_of(request.scope).accept, (JSON, HTML)) == HTML:
         return Response(_page(), media_type=HTML, headers={"Vary": "Accept", **_SECURITY})
@@ -100,7 +97,7 @@ def _endpoints(worker: WorkerResources) -> dict[str, str]:
     return {
         **({} if deployment.is_search_alone else _ENDPOINTS),
         **(_SEARCH_ENDPOINTS if has_search else {}),
-        **(_THUMBNAILS if has_search and deployment.keeps_thumbnails else {}),
+        **({"thumbnails": "/query/image/{image_id}/thumbnail"} if has_search and deployment.keeps_thumbnails else {}),
         **_REPORTS,
     }
 
