@@ -14,7 +14,6 @@ _LABEL_STUDIO = "the gateway is no backend of Label Studio; clients/label-studio
 _INSTEAD = {
     "/connection_pool_info": "a worker has one connection to each Triton; GET /health lists the Tritons and how pixels reach them",
     "/health/models": "GET /models lists the models and their states; GET /health names those that fail",
-    "/search/hybrid": "lists are not joined; POST /search/image, /search/text and /search/ocr make one each",
     "/models/{model}/export": "models are not converted; POST /models/{model} adds an ONNX file, for a key with the scope admin",
     "/models/{model}/status": "GET /models/{model} describes a model and its state",
     "/models/{model}/test": "POST /predict/{model} asks a model about an image",

@@ -22,9 +22,9 @@ from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, describe, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
 from app.api.receiving.body import ParsedBody, decode, parse_body, parse_document
-from app.api.receiving.content_type import JSON
+from app.api.receiving.content_type import JSON, body_type
 from app.api.receiving.intake import receiving
-from app.errors import InvalidParameter, MalformedRequest
+from app.errors import InvalidParameter
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.search.engine import Filter, Hit, Page, Vector, VectorIndex
@@ -124,15 +124,18 @@ def search_route(
     check: Callable[[WorkerResources], object] = lambda _: None,
     **described: Any,  # noqa: ANN401 - of a route
 ) -> HTTPRouteHandler:
-    """Make a route whose response has the fields that `find` returns; `check` may raise before the body is received."""
-    is_text = described.get("takes") == "text"
-    parse = without_image(_EXAMPLE) if is_text else parse_body
+    """Make a route whose response has the fields that `find` returns; `check` may raise before the body is received.
+
+    A body need have no image, and may be empty, if the parameters have a text.
+    """
+    may_be_empty = "text" in kind.__struct_fields__
+    parse, is_text = parse_any if may_be_empty else parse_body, described.get("takes") == "text"
 
     async def handle(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
         check(worker)
         if is_text:
             context_of(request.scope).content_type = JSON  # whatever was declared, if anything: it is parsed in a thread
-        async with receiving(request, worker, kind, parse, may_be_empty=is_text) as (context, content, wanted, call):
+        async with receiving(request, worker, kind, parse, may_be_empty=may_be_empty) as (context, content, wanted, call):
             found = await find(Asked(search, context.tenant, content.image, wanted, call))
             context.log_fields["results"] = len(found["results"])
 
@@ -146,16 +149,11 @@ def search_route(
     return own_route(path, handle, response, "What was found, best first", kinds=(kind,), scope="search", **described)
 
 
-def without_image(example: str) -> Callable[[bytes, str, type[Parameters]], ParsedBody]:
-    """Return the parser of a body that is empty, or JSON as in the example."""
-
-    def parse(data: bytes, _: str, kind: type[Parameters]) -> ParsedBody:
-        image, pairs = parse_document(data, "image", kind, example) if data else (b"", [])
-        if image:
-            raise MalformedRequest(example)
-        return ParsedBody(b"", pairs)
-
-    return parse
+def parse_any(data: bytes, content_type: str, kind: type[Parameters]) -> ParsedBody:
+    """Parse a body that may be empty, JSON without an image, or anything with one."""
+    is_json = data and body_type(content_type, data) == JSON
+    image, pairs = parse_document(data, "image", kind, _EXAMPLE) if is_json else (data, [])
+    return parse_body(data, content_type, kind) if image else ParsedBody(b"", pairs)
 
 
 def show(what: str) -> dict[int, ResponseSpec]:

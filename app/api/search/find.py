@@ -1,6 +1,7 @@
 """POST /search/..., /faces/search, /faces/identify and /ocr/search: images like one, or with these words."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeVar
 
 from litestar.handlers import HTTPRouteHandler
@@ -13,13 +14,17 @@ from app.api.search.asking import ROUNDING, Asked, FilterParameters, Fuzzy, Size
 from app.api.sight.embed import ask_text
 from app.api.sight.faces import Face, require_faces
 from app.embedding.outputs import cosine_at, similarity_at
-from app.errors import InvalidParameter, NoFace
+from app.errors import InvalidParameter, NoFace, UnknownModel, UnsupportedModel
 from app.search.describe import INDEX_OF
-from app.search.engine import FacePart, Hit, Part, Vector
+from app.search.engine import FacePart, Hit, Page, Part, Vector
 from app.search.names import find_names
 
 _CLASSES = {str(index): name for index, name in enumerate(INDEX_OF)}
 _CATEGORIES = {"vehicles": "vehicle", "people": "person"}
+# So many of each list are joined, or more if a later page is wanted.
+_FUSED, _MAX_FUSED = 100, 1000
+# Of reciprocal rank fusion. Source: Cormack, Clarke and Buettcher, SIGIR 2009.
+_K = 60
 Document = dict[str, Any]
 S = TypeVar("S", bound=Part)
 _Nth = Annotated[int, Meta(ge=0, le=999, description="Which one in the image is searched for: from 0, by descending score.")]
@@ -64,15 +69,26 @@ class _WordsParameters(FilterParameters, frozen=True, forbid_unknown_fields=True
     size: Size = 20
 
 
+class _HybridParameters(_SentenceParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    url: Url = None
+    min_score: Annotated[Fraction, Meta(description="Minimum cosine.")] = 0.0
+
+
 class SearchAnswer(Timed, frozen=True, kw_only=True):
     """What was found, best first."""
 
     status: Literal["success"] = "success"
     query_type: str
     results: Sequence[Document]
-    """For /faces/identify, there is one for each face: `query_face`, `identified`, `best_match` (the registered face whose
+    """Each has `image_id`, `image_path`, `score` and `metadata`; an object or a face also `box` and `confidence`, with `class_id`,
+    `class_name` and `category`, or `face_id` and `person_name`, under which the face was registered; text `matched_text`,
+    `text_box`, `highlight`, `full_text` and `num_texts`; of a hybrid search `ranks`, its places in the lists `image`, `text` and
+    `words`.
+
+    For /faces/identify, there is one for each face: `query_face`, `identified`, `best_match` (the registered face whose
     name it gets, or else the nearest face without a name) and `all_matches`. The score is the cosine of vectors, the similarity of
-    faces, or how well words match."""
+    faces, how well words match, or a sum over ranks.
+    """
     total_results: int
     num_faces: int | UnsetType = UNSET
     query_face: Face | UnsetType = UNSET
@@ -99,12 +115,12 @@ def _face(hit: Hit, match_distance: float) -> Document:
     return _part(hit, similarity_at(hit.score, match_distance)) | whose
 
 
-def _text(hit: Hit) -> Document:
+def _text(hit: Hit, score: float | None = None) -> Document:
     own: Document = {"matched_text": None, "text_box": None, "highlight": []}
     if hit.line is not None:
         text, across, down = hit.line.text, hit.line.corners[::2], hit.line.corners[1::2]
         own = {"matched_text": text, "text_box": [min(across), min(down), max(across), max(down)], "highlight": [text]}
-    return _result(hit) | own | {"full_text": hit.full_text, "num_texts": hit.num_lines}
+    return _result(hit, score) | own | {"full_text": hit.full_text, "num_texts": hit.num_lines}
 
 
 def _query(face: FacePart) -> Face:
@@ -127,11 +143,14 @@ async def _by_image(asked: Asked[_ImageParameters]) -> Document:
     return _fields("image", map(_result, hits))
 
 
+async def _describe(asked: Asked[Any]) -> Vector:
+    text = await ask_text(asked.search.pipeline, words_of(asked.wanted.text).encode(), asked.call)
+    return await asked.search.among_images(text, asked.call)
+
+
 async def _by_text(asked: Asked[_SentenceParameters]) -> Document:
-    words = words_of(asked.wanted.text)
-    vector = await asked.search.among_images(await ask_text(asked.search.pipeline, words.encode(), asked.call), asked.call)
-    (hits,) = await asked.nearest("global", vector, least=asked.wanted.min_score)
-    return _fields("text", map(_result, hits), query_text=words)
+    (hits,) = await asked.nearest("global", await _describe(asked), least=asked.wanted.min_score)
+    return _fields("text", map(_result, hits), query_text=words_of(asked.wanted.text))
 
 
 async def _by_object(asked: Asked[_ObjectParameters]) -> Document:
@@ -179,6 +198,40 @@ async def _by_words(asked: Asked[Any]) -> Document:
     return _fields("ocr", map(_text, found.items), **own) | {"total_results": found.total}
 
 
+def _fuse(lists: Mapping[str, Sequence[Hit]]) -> list[tuple[Hit, float, dict[str, int]]]:
+    """Join lists by reciprocal ranks: of each image the hit, of several one with text, the score, and its rank in each list."""
+    hits: dict[str, Hit] = {}
+    ranks: dict[str, dict[str, int]] = {}
+    for name, found in lists.items():
+        for rank, hit in enumerate(found, 1):
+            ranks.setdefault(hit.image_id, {})[name] = rank
+            if hit.image_id not in hits or hit.line is not None:
+                hits[hit.image_id] = hit
+    scores = {image: sum(1 / (_K + rank) for rank in own.values()) for image, own in ranks.items()}
+    return [(hits[image], scores[image], ranks[image]) for image in sorted(scores, key=lambda image: (-scores[image], image))]
+
+
+async def _hybrid(asked: Asked[_HybridParameters]) -> Document:
+    wanted, tenant, where = asked.wanted, asked.tenant, asked.wanted.read_filter()
+    size, offset = wanted.window
+    if (end := offset + size) > _MAX_FUSED:
+        raise InvalidParameter(f"page: at most {_MAX_FUSED} results are ranked")
+    page, lists = Page(max(_FUSED, end)), dict[str, Sequence[Hit]]()
+    vectors = {"image": await asked.search.image_vector(asked.image, asked.call)} if asked.image else {}
+    words = words_of(wanted.text) if wanted.text is not None or not asked.image else None
+    if words is not None:
+        with suppress(UnknownModel, UnsupportedModel):  # then only the words count
+            vectors["text"] = await _describe(asked)
+    async with asked.search.database.asking(asked.call) as engine:
+        for name, vector in vectors.items():
+            lists[name] = await engine.nearest(tenant, "global", vector, page, min_score=wanted.min_score - ROUNDING, where=where)
+        if words is not None:
+            found = await engine.match_text(tenant, words, page, is_fuzzy=wanted.fuzzy, where=where)
+            lists["words"] = found.items
+    results = [_text(hit, score) | {"ranks": ranks} for hit, score, ranks in _fuse(lists)[offset:end]]
+    return _fields("hybrid", results, query_text=UNSET if words is None else words)
+
+
 _ROUTES: Sequence[tuple[str, type[Any], Callable[[Asked[Any]], Any], str, Document]] = (
     ("/search/image", _ImageParameters, _by_image, "Find images like one", {"task": "embedding"}),
     ("/search/text", _SentenceParameters, _by_text, "Find images that a text describes", {"takes": "text"}),
@@ -188,6 +241,7 @@ _ROUTES: Sequence[tuple[str, type[Any], Callable[[Asked[Any]], Any], str, Docume
     ("/faces/identify", _IdentifyParameters, _identify, "Find out whose faces are in an image", {"check": require_faces}),
     ("/search/ocr", _SentenceParameters, _by_words, "Find images by words in them", {"takes": "text"}),
     ("/ocr/search", _WordsParameters, _by_words, "Find images by words in them, by pages", {"takes": "text"}),
+    ("/search/hybrid", _HybridParameters, _hybrid, "Find images by an image, a text, or both", {"task": "embedding"}),
 )
 ROUTES: list[HTTPRouteHandler] = [
     search_route(path, kind, SearchAnswer, find, summary=summary, **others) for path, kind, find, summary, others in _ROUTES

@@ -17,17 +17,18 @@ from app.api.context import AnyRequest
 from app.api.dependencies import Worker
 from app.api.documentation.openapi import PROBLEMS, own_route
 from app.api.parameters.parse import Parameters
+from app.api.receiving.body import ParsedBody, parse_document
 from app.api.receiving.intake import receiving
-from app.api.search.asking import PageNumber, PageSize, WorkerSearch, ask, describe_text, without_image
+from app.api.search.asking import PageNumber, PageSize, WorkerSearch, ask, describe_text
 from app.api.search.ingest import IngestFlags, Sums, sum_up
-from app.errors import InvalidParameter
+from app.errors import InvalidParameter, MalformedRequest
 from app.pipeline.call import CallContext
 from app.search.engine import Family, Job, Page
 from app.search.jobs import DirectoryOptions, ReindexOptions, allowed_folder, begin_reindex
 from app.search.service import Search
 
 _PAUSE_SECONDS = 0.5
-_PARSE = without_image('expected no body, or a JSON object with parameters, such as {"wait": false}')
+_EXAMPLE = 'expected no body, or a JSON object with parameters, such as {"wait": false}'
 _Number = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Wait = Annotated[
     bool, Meta(description="Whether the answer comes at the end; otherwise, or after `timeout_ms`, it is 202 with the job.")
@@ -104,10 +105,17 @@ async def job(request: AnyRequest, worker: Worker, job_id: FromPath[str]) -> Job
     return _to_answer(await ask(request, worker, lambda engine, tenant: engine.job(tenant, job_id)))
 
 
+def _parse(data: bytes, _: str, kind: type[Parameters]) -> ParsedBody:
+    image, pairs = parse_document(data, "image", kind, _EXAMPLE) if data else (b"", [])
+    if image:
+        raise MalformedRequest(_EXAMPLE)
+    return ParsedBody(b"", pairs)
+
+
 def _job_route(path: str, kind: type[W], begin: _Begin[W], scope: str, summary: str) -> HTTPRouteHandler:
     async def handle(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
         """Add a job, which goes on if the client leaves; `GET /ingest/jobs/{id}` tells how far it has come."""
-        async with receiving(request, worker, kind, _PARSE, may_be_empty=True) as (context, _, wanted, call):
+        async with receiving(request, worker, kind, _parse, may_be_empty=True) as (context, _, wanted, call):
             given: Any = wanted
             options = await begin(search, wanted, call)
             named: Literal["directory", "reindex"] = "directory" if isinstance(options, DirectoryOptions) else "reindex"

@@ -8,7 +8,6 @@ from tests.support import json
 ADVICE = {
     "GET /connection_pool_info": "GET /health",
     "GET /health/models": "GET /models",
-    "POST /search/hybrid": "POST /search/image, /search/text",
     "POST /models/tiny/export": "POST /models/{model}",
     "GET /models/tiny/status": "GET /models/{model}",
     "POST /models/tiny/test": "POST /predict/{model}",

@@ -154,7 +154,7 @@ async def test_words_in_images(found: httpx.AsyncClient) -> None:
 
 
 async def test_a_text_is_needed(gateway: httpx.AsyncClient) -> None:
-    for path in ("/search/text", "/search/ocr", "/ocr/search"):
+    for path in ("/search/text", "/search/ocr", "/ocr/search", "/search/hybrid"):
         for content in (b"", b'{"text": " "}', b'{"text": "%s"}' % (b"x" * 501), b'{"text": "\\ud800"}', b"[]", b"{"):
             problem = json(await gateway.post(path, content=content, headers={"Content-Type": "application/json"}), 400)
             assert "text" in problem["detail"]
@@ -182,9 +182,25 @@ async def test_images_that_a_text_describes(gateway_settings: Settings, database
         await index(engine, client, "both", BOTH, ["ab"])
         await engine.close()
         problem = json(await client.post("/search/text", json={"text": "ab"}), 502)
+        words = json(await client.post("/search/hybrid", json={"text": "ab"}))
 
     assert (nothing["results"], nothing["query_type"]) == ([], "text")
     assert "describes them by 4 numbers, embedding:1 describes images by 12" in problem["detail"]
+    assert words["results"][0]["ranks"] == {"words": 1}
+
+
+async def test_ranks_of_images_and_words_are_joined(found: httpx.AsyncClient) -> None:
+    by_both = json(await found.post("/search/hybrid?text=station&top_k=2", files={"image": BOTH}))
+    by_image = json(await found.post("/search/hybrid?top_k=1&page=1", content=BOTH))
+    by_words = json(await found.post("/search/hybrid?text=station"))
+
+    assert (by_both["query_type"], by_both["query_text"], by_both["total_results"]) == ("hybrid", "station", 2)
+    assert by_both["results"][0]["image_id"] == "swapped"
+    assert by_both["results"][0]["ranks"].keys() == {"image", "words"}
+    assert by_both["results"][0]["matched_text"] == "北京 railway station"
+    assert by_both["results"][1]["ranks"] == {"image": 1}
+    assert by_image["results"][0]["ranks"] == {"image": 2}
+    assert ids(by_words) == ["swapped"]
 
 
 async def test_slow_searches_of_one_caller_leave_room_for_others(

@@ -37,6 +37,7 @@ OF_FRACTIONS = {
 OF_NUMBERS = {
     "/search/image": ["top_k", "page"],
     "/search/object": ["top_k", "page", "box_index"],
+    "/search/hybrid": ["top_k", "page"],
     "/faces/search": ["top_k", "page", "face_index"],
     "/faces/identify": ["top_k", "page"],
 }
@@ -75,7 +76,7 @@ def hostile() -> list[tuple[str, str, dict[str, Any]]]:
     """Return method, path and what httpx needs of all requests."""
     pictures = [(path, name, value) for path, names in OF_NUMBERS.items() for name in names for value in TOO_MUCH]
     pictures += [(path, name, value) for path, names in OF_FRACTIONS.items() for name in names for value in NO_FRACTION]
-    pictures += [(path, "metadata", value) for path in ("/search/image", "/faces/search") for value in NOT_KEPT]
+    pictures += [(path, "metadata", value) for path in ("/search/image", "/search/hybrid") for value in NOT_KEPT]
     pictures += [("/search/image", name, value) for name in ("after", "before") for value in TIMES]
     pictures += [("/ingest", "image_path", value) for value in ("\0", 5000 * "x", "", "a\nb")]
     new = scene("PNG", "#fffff0")
