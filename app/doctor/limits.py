@@ -14,7 +14,7 @@ from app.triton import shared_memory
 _MIB = 2**20
 # UINT8 image of 640 x 640 pixels; used if the model is unknown.
 _USUAL_SLOT_BYTES = 640 * 640 * 3
-# Four are as fast as two: `bench workers`.
+# Four are as fast as two: bench/results.
 _THREADS_PER_CORE = 4
 # Margin for Triton's Python backend.
 _SPARE = 1.25

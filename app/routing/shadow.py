@@ -49,7 +49,7 @@ class Shadows:
         self._pipeline, self._metrics = pipeline, metrics
         self._offered = Counter[str]()
         """Number of images by route."""
-        # One at a time: with four, requests take 1.3 instead of 1.1 times as long (`bench shadow --share 1`).
+        # One at a time: with four, requests take 1.3 instead of 1.1 times as long (bench/results).
         self._turn = asyncio.Lock()
         self._waiting = 0
         """Number of images that are kept."""

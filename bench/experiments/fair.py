@@ -1,6 +1,7 @@
 """Whether a caller suffers from another one: its requests served and its latency beside a caller who sends all it can."""
 
 import argparse
+import base64
 import os
 import subprocess
 import sys
@@ -20,7 +21,6 @@ import uvloop
 
 from app.api.caller.keys import create
 from app.host.processes import die_with_parent
-from bench.experiments.batch import encode_form
 from bench.experiments.options import Commands, add_shared, count, positive
 from bench.experiments.progress import say
 from bench.harness.lineup import BEFORE, DEFAULT, Lineup
@@ -28,8 +28,7 @@ from bench.harness.memory_sampler import MemorySampler
 from bench.harness.meters import find_workers
 from bench.harness.processes import ROOT, Running, require_checkout
 from bench.harness.triton import Triton, fixture_triton
-from bench.load.callers import Answers, Caller, probe
-from bench.load.dialects import Request, roboflow
+from bench.load.callers import Answers, Caller, Request, probe
 from bench.load.images import large_sample, noise, progressive, unlabelled_samples, varied_samples
 from bench.models.repository import YOLO
 from bench.report.text import number, table
@@ -76,11 +75,17 @@ ROWS = {
     "detect": Load("64 clients, small JPEGs", lambda *_: _post("/detect", _small())),
     "photos": Load("64 clients, JPEGs of 12 megapixels", lambda *_: _post("/detect", large_sample().body)),
     "progressive": Load("the same, progressive", lambda *_: _post("/detect", progressive(large_sample().body))),
-    "batches": Load("8 clients, batches of 60 images", lambda *_: _batch(), clients=8),
+    "batches": Load(
+        "8 clients, batches of 60 images", lambda *_: _form("/detect/batch", [("images", _small())] * _BATCH_IMAGES), clients=8
+    ),
     "gif": Load("32 clients, GIFs of 12 MB", lambda *_: _post("/detect", noise("GIF", (2500, 3400))), clients=32),
     "png": Load("16 clients, PNGs of 40 MB", lambda *_: _post("/detect", noise("PNG", (4200, 3200, 3))), clients=16),
-    "roboflow": Load("64 clients of Roboflow's interface", lambda _, model: roboflow(_small(), model).other),
-    "deepstack": Load("64 clients of DeepStack's", lambda credential, _: _deepstack(_small(), credential), key_in_body=True),
+    "roboflow": Load("64 clients of Roboflow's interface", lambda _, model: _roboflow(_small(), model)),
+    "deepstack": Load(
+        "64 clients of DeepStack's",
+        lambda credential, _: _form("/v1/vision/detection", [("image", _small())], api_key=credential),
+        key_in_body=True,
+    ),
     "uploads": Load("2,100 uploads at 1 kB/s", lambda *_: _post("/detect", large_sample().body), 2100, bytes_per_second=1000),
     "short": Load("64 clients, timeout_ms=1000", lambda *_: _post("/detect?timeout_ms=1000", _small())),
     "unauthorized": Load("64 clients with a wrong key", lambda *_: _post("/detect", _small()), ids="x"),
@@ -228,16 +233,23 @@ def _post(path: str, body: bytes, kind: str = "application/octet-stream") -> Req
     return Request(path, {"content-type": kind, "content-length": str(len(body))}, body)
 
 
-def _batch() -> Request:
-    form = encode_form([unlabelled_samples()[0].body] * _BATCH_IMAGES)
-    boundary = form[2:].partition(b"\r")[0].decode("ascii")
-    return _post("/detect/batch", form, f"multipart/form-data; boundary={boundary}")
-
-
-def _deepstack(jpeg: bytes, credential: str) -> Request:
-    path = "/v1/vision/detection"
-    made = httpx.Request("POST", f"http://127.0.0.1{path}", files={"image": jpeg}, data={"api_key": credential})
+def _form(path: str, files: list[tuple[str, bytes]], **fields: str) -> Request:
+    made = httpx.Request("POST", f"http://127.0.0.1{path}", files=files, data=fields)
     return _post(path, made.read(), made.headers["content-type"])
+
+
+def _batch() -> Request:
+    return _form("/detect/batch", [("images", _small())] * _BATCH_IMAGES)
+
+
+def _deepstack(credential: str) -> Request:
+    return _form("/v1/vision/detection", [("image", _small())], api_key=credential)
+
+
+def _roboflow(jpeg: bytes, model: str) -> Request:
+    image = {"type": "base64", "value": base64.b64encode(jpeg).decode()}
+    body = msgspec.json.encode({"model_id": f"{model}/1", "image": image, "confidence": 0.4, "iou_threshold": 0.3})
+    return _post("/infer/object_detection", body, "application/json")
 
 
 def _small() -> bytes:

@@ -29,8 +29,6 @@ class Load(msgspec.Struct, frozen=True):
     clients: int
     seconds: float
     """Duration of each round."""
-    keep_alive: bool = True
-    """Whether a client keeps its connection, or opens one per request."""
     path: str = "/detect"
 
 
@@ -82,9 +80,7 @@ def hold_contest(  # noqa: PLR0913, PLR0917 - the parts of a contest
     return contest
 
 
-def measure_alone(
-    lineup: Lineup, name: str, model: str, load: Load, disturb: Callable[[Running], None] = lambda _: None
-) -> Measurement:
+def measure_alone(lineup: Lineup, name: str, model: str, load: Load) -> Measurement:
     """Start, warm up and measure one contestant.
 
     Args:
@@ -92,7 +88,6 @@ def measure_alone(
         name: Name of the contestant.
         model: Name of a model in `bench/models`.
         load: The load.
-        disturb: Called when the measurement begins.
 
     Raises:
         ContestantError: It cannot take part.
@@ -100,7 +95,6 @@ def measure_alone(
     contestant = lineup.contestant(name, model)
     with lineup.start(contestant) as server:
         _drive(server, load, WARM_UP_SECONDS)
-        disturb(server)
         return measure(contestant, server, [lineup.triton], load)
 
 
@@ -120,10 +114,6 @@ def measure(contestant: Contestant, server: Running, tritons: Sequence[Triton], 
 
 def _drive(server: Running, load: Load, seconds: float) -> Outcome:
     try:
-        return run(
-            drive_closed_loop(
-                f"{server.url}{load.path}", load.samples, clients=load.clients, seconds=seconds, keep_alive=load.keep_alive
-            )
-        )
+        return run(drive_closed_loop(f"{server.url}{load.path}", load.samples, clients=load.clients, seconds=seconds))
     except OSError as error:
         raise ContestantError(f"{server.url} does not accept connections any more: {error}") from error

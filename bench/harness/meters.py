@@ -1,10 +1,7 @@
 """CPU time and memory of processes, from /proc."""
 
-import ctypes
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from time import clock_gettime
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -58,8 +55,7 @@ class Meters:
         if not (counters and self._counters):
             return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton_note=self._note or note)
         use = Counters.total(counters).since(Counters.total(self._counters))
-        images = [now.inferences - then.inferences for now, then in zip(counters, self._counters, strict=True)]
-        return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton=use, images_by_triton=images)
+        return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton=use)
 
     def _read_counters(self) -> tuple[list[Counters], str]:
         """Read the statistics of each Triton; if that fails, return none and the reason."""
@@ -106,18 +102,6 @@ def cpu_seconds(process: psutil.Process) -> float:
         times = process.cpu_times()
         return float(times.user + times.system)
     return 0.0
-
-
-def precise_cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process with nanosecond resolution; `cpu_seconds` has ticks of 10 ms.
-
-    Raises:
-        OSError: The process does not exist.
-    """
-    clock = ctypes.c_int()
-    if error := ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)):
-        raise OSError(error, os.strerror(error))
-    return clock_gettime(clock.value)
 
 
 def worker_memory(process: psutil.Process, workers: int) -> list[Memory]:

@@ -13,7 +13,6 @@ import uvloop
 
 from app.host.processes import raise_file_limit
 from bench.load.connection import Connection
-from bench.load.dialects import Request
 from bench.load.target import local_target
 
 PATIENCE_SECONDS = 10.0
@@ -21,6 +20,14 @@ PATIENCE_SECONDS = 10.0
 
 _RETRY_SECONDS = 0.05  # after a connection that could not be opened
 _TICKS = 20  # per second, for slow uploads
+
+
+class Request(NamedTuple):
+    """A POST request."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
 
 
 class Caller(NamedTuple):

@@ -24,7 +24,6 @@ async def drive_closed_loop(  # noqa: PLR0913 - the parts of a load
     requests: int | None = None,
     progress: Progress | None = None,
     patience: float = PATIENCE_SECONDS,
-    keep_alive: bool = True,
     is_polite: bool = False,
 ) -> Outcome:
     """Run clients that send their next request as soon as they have a response.
@@ -37,7 +36,6 @@ async def drive_closed_loop(  # noqa: PLR0913 - the parts of a load
         requests: Maximum number of requests; None for no limit.
         progress: Called regularly.
         patience: Seconds to wait for a response.
-        keep_alive: Whether a client keeps its connection, or opens one per request.
         is_polite: Whether a client waits for the time in Retry-After, with a jitter of up to a tenth, so that the clients do not
             retry together.
 
@@ -46,7 +44,7 @@ async def drive_closed_loop(  # noqa: PLR0913 - the parts of a load
         OSError: The server does not accept connections.
     """
     loop = PoliteLoop if is_polite else ClosedLoop
-    return await loop(url, samples, clients, seconds, patience, requests, keep_alive=keep_alive).measure(progress)
+    return await loop(url, samples, clients, seconds, patience, requests).measure(progress)
 
 
 class ClosedLoop(Driver):
@@ -60,10 +58,8 @@ class ClosedLoop(Driver):
         seconds: float,
         patience: float,
         requests: int | None,
-        *,
-        keep_alive: bool = True,
     ) -> None:
-        super().__init__(url, samples, clients, seconds, patience, keep_alive=keep_alive)
+        super().__init__(url, samples, clients, seconds, patience)
         self._limit = sys.maxsize if requests is None else requests
 
     def begin(self) -> None:

@@ -105,8 +105,8 @@ class Connection(asyncio.Protocol):
         return True
 
 
-def encode_request(target: Target, body: bytes, *, keep_alive: bool = True) -> bytes:
-    """Build a POST request with an image or a form; without `keep_alive` the server closes the connection after its response."""
+def encode_request(target: Target, body: bytes) -> bytes:
+    """Build a POST request with an image or a form."""
     content_type = "image/jpeg" if body.startswith(b"\xff\xd8") else "application/octet-stream"
     if body.startswith(b"--"):
         boundary = body[2 : body.index(b"\r")].decode("ascii")
@@ -117,8 +117,6 @@ def encode_request(target: Target, body: bytes, *, keep_alive: bool = True) -> b
     )
     if target.key:
         head += f"Authorization: Bearer {target.key}\r\n"
-    if not keep_alive:
-        head += "Connection: close\r\n"
     return f"{head}\r\n".encode("ascii") + body
 
 

@@ -39,10 +39,8 @@ def run(load: Coroutine[Any, Any, Outcome]) -> Outcome:
 class Driver(ABC):
     """One run: its parameters and results so far. A subclass decides when to send."""
 
-    def __init__(  # noqa: PLR0913 - the parts of a load
-        self, url: str | Target, samples: Sequence[Sample], width: int, seconds: float, patience: float, *, keep_alive: bool = True
-    ) -> None:
-        """Prepare to send `samples` in turn over `width` connections for `seconds`, one request per connection unless `keep_alive`.
+    def __init__(self, url: str | Target, samples: Sequence[Sample], width: int, seconds: float, patience: float) -> None:
+        """Prepare to send `samples` in turn over `width` connections for `seconds`.
 
         Raises:
             ValueError: A URL is not on this machine, or there are no samples or no connections.
@@ -57,7 +55,7 @@ class Driver(ABC):
         self.tally = Tally([sample.expected for sample in samples], patience, seconds)
         self.started = 0.0
         self.is_over = False
-        self._messages = [encode_request(self._target, sample.body, keep_alive=keep_alive) for sample in samples]
+        self._messages = [encode_request(self._target, sample.body) for sample in samples]
         self._width = width
         self._patience = patience
         self._reconnecting: set[asyncio.Task[None]] = set()

@@ -63,12 +63,6 @@ class Outcome(msgspec.Struct, dict=True):
         """Milliseconds within which `percent` of the responses arrived."""
         return float(self.histogram.get_value_at_percentile(percent)) / 1e3
 
-    def share_within(self, milliseconds: float) -> float:
-        """Share of all requests with a correct response within this time."""
-        latencies = self.histogram.get_recorded_iterator()
-        answered = sum(each.count_at_value_iterated_to for each in latencies if each.value_iterated_to <= milliseconds * 1e3)
-        return answered / self.requests if self.requests else 0.0
-
     def rejection_percentile(self, percent: float) -> float:
         """Milliseconds within which `percent` of the rejections arrived."""
         return float(HdrHistogram.decode(self.rejections).get_value_at_percentile(percent)) / 1e3

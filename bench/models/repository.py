@@ -53,23 +53,6 @@ def write_fixture(name: str, repository: Path) -> None:
     shutil.copyfile(_FOLDER / "model.py", version / "model.py")
 
 
-def write_waiting(name: str, repository: Path, milliseconds: int, objects: int) -> None:
-    """Write a fixture that waits so long for each batch, and finds so many objects, into a model repository."""
-    write_fixture("wait_20", repository)
-    folder = (repository / "wait_20").rename(repository / name)
-    text = (folder / "config.pbtxt").read_text(encoding="utf-8")
-    for before, after in {
-        'name: "wait_20"': f'name: "{name}"',
-        "max_batch_size: 1": "max_batch_size: 8",
-        "[ 320, 320, 3 ]": "[ 640, 640, 3 ]",
-        'string_value: "0"': f'string_value: "{milliseconds}"',
-        'string_value: "50"': 'string_value: "0"',
-    }.items():
-        text = text.replace(before, after)
-    text += f'parameters {{ key: "objects" value {{ string_value: "{objects}" }} }}\n'
-    (folder / "config.pbtxt").write_text(text, encoding="utf-8")
-
-
 def write_embedding(repository: Path, milliseconds: float) -> None:
     """Write `embedding`, a model that waits so long for a batch and returns vectors in clusters, into a model repository."""
     version = repository / "embedding" / "1"

@@ -38,10 +38,6 @@ class Measurement(msgspec.Struct, kw_only=True):
     triton: TritonUse | None = None
     triton_note: str = ""
     """The reason if `triton` is None."""
-    images_by_triton: list[int] = []
-    """Images that each Triton has processed."""
-    calls: dict[str, int] = {}
-    """The gateway's calls to Triton by batch size, in the buckets of its metrics: `1`, `2`, `3-4`."""
     figures: dict[str, float] = {}
     """The main figures by name, for programs that cannot read HDR histograms."""
 

@@ -11,7 +11,6 @@ from bench.report.contest_text import contest_text
 from bench.report.measurements import Run
 from bench.report.overload_text import overload_text
 from bench.report.records import Record
-from bench.report.scaling import scaling_text
 from bench.report.text import overview
 
 _STYLE = Path(__file__).with_name("page.css")
@@ -53,7 +52,6 @@ def _texts(record: Record) -> Iterator[str]:
     for model, group in groupby(overloads, key=lambda run: run.model):
         yield f"{model}\n{overload_text(list(group))}"
     yield from map(contest_text, record.contests)
-    yield from map(scaling_text, record.scalings)
 
 
 def _name(runs: Sequence[tuple[str, Run]]) -> dict[str, tuple[str, Run]]:

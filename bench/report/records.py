@@ -9,7 +9,6 @@ import msgspec
 from bench.report.contests import Contest
 from bench.report.machine import Machine, Server, describe_machine, package_versions, read_commit
 from bench.report.measurements import Run
-from bench.report.scaling import Scaling
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -23,22 +22,20 @@ class Record(msgspec.Struct, kw_only=True):
     """The options of the command line."""
     runs: list[Run]
     contests: list[Contest]
-    scalings: list[Scaling] = []
     server: Server | None = None
     """None if the bench started the servers itself, on this machine."""
 
     @property
     def all_runs(self) -> list[Run]:
-        """All runs, including one per contestant of a contest and one per point of a scaling."""
+        """All runs, including one per contestant of a contest."""
         contests = (run for contest in self.contests for run in contest.runs())
-        return [*self.runs, *contests, *(run for scaling in self.scalings for run in scaling.runs())]
+        return [*self.runs, *contests]
 
 
 def make_record(
     settings: Mapping[str, str],
     runs: Sequence[Run] = (),
     contests: Sequence[Contest] = (),
-    scalings: Sequence[Scaling] = (),
     server: Server | None = None,
 ) -> Record:
     """Make a record of measurements, with this machine and the versions."""
@@ -50,7 +47,6 @@ def make_record(
         settings=dict(settings),
         runs=list(runs),
         contests=list(contests),
-        scalings=list(scalings),
         server=server,
     )
 

@@ -5,9 +5,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
-from itertools import product
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import pytest
@@ -19,7 +17,6 @@ from bench.load.outcome import Outcome, encode_latencies
 from bench.report.contests import Contest, ContestantResult
 from bench.report.measurements import Measurement, Overload, Run, TritonUse, WorkerMemory
 from bench.report.records import Record, make_record
-from bench.report.scaling import ScalePoint, Scaling
 
 CAT = b'{"detections":[{"class_name":"cat"},{"class_name":"person"}],"model":{"name":"yolo11n"}}'
 DOG = b'{"detections":[{"class_name":"dog"}]}'
@@ -162,19 +159,6 @@ def make_contest(**changes: object) -> Contest:
     ]
     contest = Contest(title="null, 32 clients", clients=32, workers=2, seconds=2.0, entries=entries)
     return msgspec.structs.replace(contest, **changes)
-
-
-def make_scaling(of: Literal["Triton", "worker"] = "Triton") -> Scaling:
-    """Make up two rounds of one and two Tritons or workers, for one and eight clients; two do more only for eight."""
-    points = []
-    for clients, count in product((1, 8), (1, 2)):
-        rounds = [make_measurement(scale * (count if clients > 1 else 1)) for scale in (50.0, 60.0)]
-        tritons = count if of == "Triton" else 1
-        for one in rounds:
-            one.images_by_triton = [40] * tritons
-            one.calls = {"1": 10, "3-4": 10} if clients > 1 else {"1": 40 * tritons}
-        points.append(ScalePoint(tritons=tritons, workers=1 if of == "Triton" else count, clients=clients, rounds=rounds))
-    return Scaling(of=of, model="wait_80_file", seconds=2.0, points=points)
 
 
 def make_runs_record(*runs: Run) -> Record:

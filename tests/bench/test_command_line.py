@@ -10,7 +10,7 @@ from tests.bench.support import make_run, make_runs_record
 
 NAMES = {
     *("quick", "full", "sustained", "sweep", "open", "overload", "fair", "capacity"),
-    *("versus", "limit", "stages", "workers", "options", "profile", "text", "tune", "scale", "dialects", "cache", "search"),
+    *("versus", "limit", "stages", "profile", "text", "tune", "search", "faces", "masks", "locust"),
     *("compare", "report"),
 }
 

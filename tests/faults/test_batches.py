@@ -11,7 +11,6 @@ import httpx
 import pytest
 from PIL import Image
 
-from bench.experiments.batch import encode_form
 from bench.harness.triton import Triton
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Answer, Case, Connection, ask, ask_all, encode
@@ -29,8 +28,8 @@ _IN_USE = ("api_slots_in_use", "api_decode_queue_length", 'api_reserved_bytes{pu
 
 
 def _batch(*images: bytes, path: str = "/detect/batch", **headers: str) -> bytes:
-    body = encode_form(images)
-    return encode(body, path, Content_Type=f"multipart/form-data; boundary={body[2 : body.index(bytes([13]))].decode()}", **headers)
+    made = httpx.Request("POST", "http://127.0.0.1", files=[("images", image) for image in images])
+    return encode(made.read(), path, Content_Type=made.headers["content-type"], **headers)
 
 
 def _codes(answer: Answer) -> Counter[str]:

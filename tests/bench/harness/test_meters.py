@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from time import process_time
 
 import psutil
 import pytest
@@ -19,7 +18,6 @@ from bench.harness.meters import (
     cpu_seconds,
     family,
     listeners,
-    precise_cpu_seconds,
     worker_memory,
 )
 from bench.report.measurements import TritonUse
@@ -50,16 +48,6 @@ def test_a_family_is_a_process_and_everything_it_has_started(parent: psutil.Proc
 
     assert family(process) == []
     assert cpu_seconds(process) == 0
-
-
-def test_cpu_time_is_read_to_less_than_a_tick() -> None:
-    before, spent = precise_cpu_seconds(os.getpid()), process_time()
-    sum(range(20_000))
-    after = precise_cpu_seconds(os.getpid())
-
-    assert 0 < after - before < 0.01 + process_time() - spent
-    with pytest.raises(OSError, match="No such"):
-        precise_cpu_seconds(2**22 + 1)  # Linux gives no process this id
 
 
 @pytest.mark.parametrize("kind", ["http://{}/detect", "{}", "unix:"])
@@ -105,7 +93,6 @@ def test_what_several_tritons_did_is_added_up(monkeypatch: pytest.MonkeyPatch) -
     measured = meters.read(make_outcome([1.0]))
 
     assert measured.triton == TritonUse(inferences=5, executions=5, queue_ms=0.0, compute_ms=0.0, batches={"1": 5})
-    assert measured.images_by_triton == [2, 3]
 
 
 def test_counters_that_cannot_be_read_are_explained() -> None:

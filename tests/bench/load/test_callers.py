@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 
 from bench.load import callers
-from bench.load.callers import Answers, Caller, flood, probe
-from bench.load.dialects import Request
+from bench.load.callers import Answers, Caller, Request, flood, probe
 from tests.bench.support import CAT, always, answer, serving, silent
 
 REQUEST = Request("/detect", {"content-length": "5"}, b"image")

@@ -15,17 +15,10 @@ def test_percentiles_are_those_of_the_latencies() -> None:
     assert outcome.mean == pytest.approx(50.5, rel=1e-3)
 
 
-def test_the_share_within_a_time_is_that_of_all_requests() -> None:
-    outcome = make_outcome([20.0, 50.0, 99.0, 101.0], s200=4, s429=4)
-
-    assert outcome.share_within(100) == 3 / 8
-    assert outcome.share_within(1) == 0
-
-
 def test_an_outcome_without_answers_has_numbers() -> None:
     outcome = make_outcome([], error=3)
 
-    assert (outcome.rate, outcome.mean, outcome.percentile(99), outcome.failed, outcome.share_within(9)) == (0, 0, 0, 1, 0)
+    assert (outcome.rate, outcome.mean, outcome.percentile(99), outcome.failed) == (0, 0, 0, 1)
 
 
 def test_histograms_add_up() -> None:

@@ -10,8 +10,7 @@ from bench.report.contest_text import contest_text
 from bench.report.machine import Server
 from bench.report.page import page
 from bench.report.records import Record, load_record, make_record
-from bench.report.scaling import scaling_text
-from tests.bench.support import make_contest, make_outcome, make_overload_runs, make_run, make_runs_record, make_scaling
+from tests.bench.support import make_contest, make_outcome, make_overload_runs, make_run, make_runs_record
 
 DEAD = make_run(outcome=make_outcome([], error=10), triton=None, triton_note="gone", cpu_ms={})
 
@@ -33,7 +32,7 @@ def test_runs_of_several_files_are_drawn_together(saved: tuple[Path, Path]) -> N
         assert name in text
 
 
-CONTEST, SCALING = make_contest(left_out={"broken": "it is <broken>"}), make_scaling()
+CONTEST = make_contest(left_out={"broken": "it is <broken>"})
 STRANGE = make_run(contestant="<script>alert(1)</script>")
 
 
@@ -41,14 +40,13 @@ STRANGE = make_run(contestant="<script>alert(1)</script>")
     ("record", "parts"),
     [
         (make_record({}, contests=[CONTEST]), [contest_text(CONTEST), "Requests per second"]),
-        (make_record({}, scalings=[SCALING]), [scaling_text(SCALING), "1 Triton", "2 Tritons", "p99, ms"]),
         (make_runs_record(*make_overload_runs("nereid", "nereid@before")), ["goodput/s", "requests/s offered", "worker 1"]),
         (make_record({}, contests=[make_contest(entries=[])]), []),
         (make_record({}, server=Server("example.org", "192.0.2.2", is_here=False)), ["example.org (192.0.2.2), another machine"]),
         (make_runs_record(DEAD), []),
         (make_runs_record(STRANGE, make_run(), make_run()), []),
     ],
-    ids=["contest", "scaling", "overload", "nothing", "server", "dead", "script"],
+    ids=["contest", "overload", "nothing", "server", "dead", "script"],
 )
 def test_any_record_can_be_drawn(record: Record, parts: list[str]) -> None:
     """What the terminal shows is there beside the charts; a server may not have answered, and names may be HTML or alike."""

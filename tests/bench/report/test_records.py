@@ -8,7 +8,7 @@ import pytest
 from bench.report.contests import Comparison
 from bench.report.measurements import Overload, WorkerMemory
 from bench.report.records import load_record, make_record, save_record
-from tests.bench.support import make_contest, make_overload_runs, make_scaling
+from tests.bench.support import make_contest, make_overload_runs
 
 
 def test_a_record_survives_its_file(saved: tuple[Path, Path]) -> None:
@@ -29,7 +29,7 @@ def test_a_record_survives_its_file(saved: tuple[Path, Path]) -> None:
 
 def test_all_kinds_of_measurements_survive_their_file(tmp_path: Path) -> None:
     contest = make_contest(left_out={"broken": "why"}, comparisons=[Comparison("reference", [("nereid", "reference")])])
-    record = make_record({"model": "null"}, make_overload_runs("nereid"), [contest], [make_scaling()])
+    record = make_record({"model": "null"}, make_overload_runs("nereid"), [contest])
     save_record(tmp_path / "all.json", record)
 
     assert load_record(tmp_path / "all.json") == record
