@@ -114,7 +114,7 @@ async def test_file_and_form_are_added(service: Service) -> None:
         ("DELETE /models/embedding", {}, 404, "there is no model embedding in"),
     ],
 )
-async def test_what_is_refused_changes_nothing(
+async def test_refused_upload_changes_nothing(
     service: Service, request_line: str, more: dict[str, Any], status: int, detail: str
 ) -> None:
     method, _, path = request_line.partition(" ")
@@ -124,7 +124,7 @@ async def test_what_is_refused_changes_nothing(
     assert service.files() == set()
 
 
-async def test_one_is_added_at_a_time(service: Service) -> None:
+async def test_models_are_added_one_at_a_time(service: Service) -> None:
     with service.repository.writing():
         answer = await service.client.post("/models/doors", content=NETWORK, headers=ADMIN)
     assert json(answer, 429)["code"] == "gateway_full"
@@ -147,7 +147,7 @@ async def test_one_is_added_at_a_time(service: Service) -> None:
     assert answer.status_code == 201
 
 
-async def test_what_was_added_is_changed(service: Service) -> None:
+async def test_added_model_can_be_changed(service: Service) -> None:
     for labels in ("a,b,c", "a,b,c&mean=1,2,3"):
         await service.client.post(f"/models/doors?labels={labels}", content=NETWORK, headers=ADMIN)
     answer = await service.client.put("/models/doors/default-version", json={"version": 1}, headers=ADMIN)

@@ -264,7 +264,7 @@ async def test_a_caller_whose_key_was_in_the_body_has_the_time_of_others_for_its
     assert contexts[0].body_limits[1:] == DEPLOYMENT.body_limits[1:]
 
 
-async def test_what_takes_long_to_read_is_not_read(gateway: Gateway) -> None:
+async def test_body_that_takes_long_to_read_is_not_read(gateway: Gateway) -> None:
     """Litestar's router caches paths, and queries are searched for keys and models."""
     for path in ("/predict/" + "\N{GRINNING FACE}" * 1024, "/detect?" + "&".join(["a=%41"] * 65), "/nothing" * 1024):
         assert (await gateway.ask(path)).status == 400

@@ -74,7 +74,7 @@ async def test_the_last_of_several_content_types_is_judged(shared_app: Applicati
 
 
 @pytest.mark.parametrize("path", ["/detect", "/detect/batch", "/detect/batch/", "/v1/detect/batch", "/classify", "/predict/tiny"])
-async def test_who_asks_for_methods_sends_no_body(shared_app: Application, path: str) -> None:
+async def test_options_request_is_not_judged_by_its_body(shared_app: Application, path: str) -> None:
     async with calling(shared_app) as client:
         for headers in ({}, {"Content-Type": "text/html", "Content-Length": str(LIMIT * 1000)}):
             response = await client.options(path, headers=headers)

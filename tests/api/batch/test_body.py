@@ -99,7 +99,7 @@ def test_json_may_be_declared_as_a_form() -> None:
         (b'{"images": ["YQ==", "\xff", "Yw=="]}', JSON),
     ],
 )
-def test_what_is_no_image_is_an_error_in_its_place(data: bytes, kind: str) -> None:
+def test_entry_without_an_image_is_an_error_in_its_place(data: bytes, kind: str) -> None:
     first, second, third = parse_batch(data, kind).images
 
     assert (first, third) == (b"a", b"c")

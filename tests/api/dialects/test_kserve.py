@@ -176,7 +176,7 @@ async def test_binary_outputs_are_those_of_json(server: httpx.AsyncClient) -> No
     assert (head["id"], head["model_name"], head["model_version"]) == ("7", "six_columns", "1")
 
 
-async def test_what_a_request_does_not_have_may_be_null(server: httpx.AsyncClient) -> None:
+async def test_absent_members_of_a_request_may_be_null(server: httpx.AsyncClient) -> None:
     """Python clients that send all fields of their classes do so."""
     own = {"name": "x", "shape": [1], "datatype": "BYTES", "parameters": None, "data": [base64.b64encode(SCENE).decode()]}
     output = {"name": "num_dets", "parameters": None}
@@ -195,7 +195,7 @@ async def test_the_header_may_have_the_length_of_a_body_without_binary_tensors(s
         assert tensors_of(await server.post("/v2/models/six_columns/infer", content=content, headers=sent))
 
 
-async def test_nothing_found_is_an_empty_tensor(server: httpx.AsyncClient) -> None:
+async def test_image_without_objects_is_an_empty_tensor(server: httpx.AsyncClient) -> None:
     for output in (False, True):
         sent = to_request(SCENE, parameters={"confidence": 1.0, "binary_data_output": output})
         found = tensors_of(await server.post("/v2/models/six_columns/infer", **sent))
@@ -291,7 +291,7 @@ TENSOR: dict[str, Any] = {"name": "image", "shape": [1, 3, SIDE, SIDE], "datatyp
         ({**TENSOR, "parameters": {"binary_data_size": 4}}, {}, "either `data`"),
     ],
 )
-async def test_what_a_request_may_not_be(server: httpx.AsyncClient, tensor: Any, others: Any, says: str) -> None:  # noqa: ANN401
+async def test_invalid_inference_request_says_what_is_wrong(server: httpx.AsyncClient, tensor: Any, others: Any, says: str) -> None:  # noqa: ANN401
     response = await server.post("/v2/models/six_columns/infer", json={"inputs": [tensor], **others})
 
     assert says in json(response, 400)["error"]

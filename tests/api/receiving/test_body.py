@@ -381,7 +381,7 @@ INVALID: dict[str, list[tuple[bytes, str, str]]] = {
     [*((MalformedRequest, rows) for rows in MALFORMED.values()), *((InvalidParameter, rows) for rows in INVALID.values())],
     ids=[*MALFORMED, *INVALID],
 )
-def test_what_is_wrong_with_a_body_is_told(error: type[GatewayError], rows: list[tuple[bytes, str, str]]) -> None:
+def test_malformed_body_is_told_what_is_wrong(error: type[GatewayError], rows: list[tuple[bytes, str, str]]) -> None:
     for data, content_type, message in rows:
         with pytest.raises(error, match="^" + message):
             parse_body(data, content_type)

@@ -77,7 +77,7 @@ def test_cpu_time_is_that_since_the_start_per_request(parent: psutil.Process, mo
     assert not measured.triton_note
 
 
-def test_what_several_tritons_did_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_of_several_tritons_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     images = {"http://one": 5, "http://other": 0}
 
     def read_counters(triton: str, _model: str) -> Counters:
