@@ -159,7 +159,7 @@ def test_every_method_is_asked() -> None:
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.system)])
-async def test_nothing_of_another_tenant_is_found_or_changed(engine: PostgresEngine, count: int) -> None:
+async def test_images_of_another_tenant_are_not_found_or_changed(engine: PostgresEngine, count: int) -> None:
     """Random requests with ids of both, over all methods of the engine."""
     ids = {tenant: await fill(engine, tenant) for tenant in TENANTS}
     source = random.Random(count)  # noqa: S311

@@ -109,7 +109,7 @@ def test_other_refusals_of_queries_are_those_of_inferences(text: str, expected: 
     ("details", "expected"),
     [("Unable to open shared memory\nAt:\n  file.py", "Unable to open shared memory"), ("", "for callers"), (None, "for callers")],
 )
-def test_what_triton_said_is_for_whoever_runs_the_gateway(details: str | None, expected: str) -> None:
+def test_message_of_triton_is_for_the_log_only(details: str | None, expected: str) -> None:
     error = InferenceFailed("for callers")
     error.__cause__ = rpc_error(grpc.StatusCode.INTERNAL, details)
 
