@@ -22,7 +22,7 @@ from app.api.parameters.parse import Pairs, Parameters
 from app.api.parameters.tasks import FORMS, EmbedParameters, PathCascade, PathModel
 from app.api.receiving import body
 from app.api.receiving.body import ParsedBody
-from app.api.receiving.intake import query_of, receiving
+from app.api.receiving.intake import Receiving, query_of
 from app.cascade.definition import Cascade
 from app.cascade.run import run_cascade
 from app.errors import NotOffered
@@ -105,7 +105,7 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
     Without `respond`, parameters or `Accept` choose the format; NotAcceptable comes before the image is processed. Of a `cascade`,
     `kind` and `in_path` are those of its first model.
     """
-    async with receiving(request, worker, kind, parse or body.parse_body, in_path) as (context, content, received, call):
+    async with Receiving(request, worker, kind, parse or body.parse_body, in_path) as (context, content, received, call):
         wanted: Any = received  # has what its task has
         image, question = content.image, wanted.options
         if getattr(wanted, "index", False):

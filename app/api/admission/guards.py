@@ -120,13 +120,18 @@ async def guard_payload(connection: Connection, route: ModelRoute) -> None:
 
 
 async def guard_circuit(connection: Connection, route: ModelRoute) -> None:
-    """Raise CircuitOpen if the circuit of the model that the request names is open everywhere; start the stage timing."""
-    context, worker = context_of(connection.scope), worker_of(connection)
+    """Raise CircuitOpen if the circuit of the model that the request names is open everywhere."""
+    context = context_of(connection.scope)
     if route.takes != "text" and context.model and not context.is_anonymous:  # who has no key yet learns nothing about models
-        worker.pipeline.check_circuit(context.model)
-    context.slow_request_ms = worker.deployment.slow_request_ms
+        worker_of(connection).pipeline.check_circuit(context.model)
+
+
+async def guard_timing(connection: Connection, _: ModelRoute) -> None:
+    """Set the slow-request threshold, and start the stage timing."""
+    context = context_of(connection.scope)
+    context.slow_request_ms = worker_of(connection).deployment.slow_request_ms
     context.timing.start_lap()
 
 
 # They do not wait, but Litestar would run plain functions in threads.
-MODEL_GUARDS = cast("list[Guard]", [guard_key, guard_payload, guard_circuit])
+MODEL_GUARDS = cast("list[Guard]", [guard_key, guard_payload, guard_circuit, guard_timing])

@@ -24,7 +24,7 @@ from app.api.dependencies import Worker, WorkerPipeline
 from app.api.documentation.openapi import ENCODED, describe_form, own_route
 from app.api.parameters.tasks import FORMS, BatchParameters
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
-from app.api.receiving.intake import receiving
+from app.api.receiving.intake import Receiving
 from app.errors import ClientGone
 from app.model.heads import Task
 from app.model.reference import split_reference
@@ -114,7 +114,7 @@ def images_route(  # noqa: PLR0913 - the properties of a route
         accept = context_of(request.scope).accept
         media_type = negotiate(accept, (JSON, *contents)) if contents else JSON
         async with AsyncExitStack() as stack:
-            received = await stack.enter_async_context(receiving(request, worker, kind, parse_batch))
+            received = await stack.enter_async_context(Receiving(request, worker, kind, parse_batch))
             context, content, wanted, call = received
             images, writer = content.images, make_writer(wanted, content.names, media_type)
             memory = stack.enter_context(pipeline.admission.memory.reserve(call.caller, "the results of this batch"))

@@ -31,7 +31,7 @@ from app.api.pass_on import pass_on
 from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body
 from app.api.receiving.content_type import URLENCODED, media_type
-from app.api.receiving.intake import receiving
+from app.api.receiving.intake import Receiving
 from app.api.routes import ModelRoute
 from app.api.sight.faces import LARGEST, compare, parse_pair, require_faces
 from app.api.sight.ocr import box_of, read_regions
@@ -137,7 +137,7 @@ async def read(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) ->
 async def list_custom(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> dict[str, Any]:
     """List the detectors available at `/v1/vision/custom/{model}`."""
     if context_of(request.scope).is_anonymous:
-        async with receiving(request, worker, _Parameters, parse_form, may_be_empty=True):
+        async with Receiving(request, worker, _Parameters, parse_form, may_be_empty=True):
             pass  # it has the key
     specs = await detectors(request, worker, pipeline)
     return {

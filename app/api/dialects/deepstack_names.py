@@ -18,7 +18,7 @@ from app.api.dialects.dialect import DialectParameters, answer_each
 from app.api.parameters.parse import Fraction
 from app.api.receiving import multipart
 from app.api.receiving.content_type import MULTIPART, media_type
-from app.api.receiving.intake import receiving
+from app.api.receiving.intake import Receiving
 from app.api.routes import ModelRoute
 from app.api.search.asking import ROUNDING, WorkerSearch, search_of
 from app.api.sight.faces import require_faces
@@ -107,7 +107,7 @@ async def list_faces(request: AnyRequest, worker: Worker, search: WorkerSearch) 
     """List the names under which faces are registered."""
     require_faces(worker)
     async with (
-        receiving(request, worker, DialectParameters, parse_form, may_be_empty=True) as (context, _, _, call),
+        Receiving(request, worker, DialectParameters, parse_form, may_be_empty=True) as (context, _, _, call),
         search.database.asking(call) as engine,
     ):
         names = await engine.names(context.tenant)
@@ -119,7 +119,7 @@ async def delete_faces(request: AnyRequest, worker: Worker, search: WorkerSearch
     """Delete all faces that are registered under a name; nothing if there is none."""
     require_faces(worker)
     async with (
-        receiving(request, worker, _UserParameters, parse_form, may_be_empty=True) as (context, _, wanted, call),
+        Receiving(request, worker, _UserParameters, parse_form, may_be_empty=True) as (context, _, wanted, call),
         search.database.asking(call) as engine,
     ):
         await engine.forget(context.tenant, wanted.name)

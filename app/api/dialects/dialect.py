@@ -25,7 +25,7 @@ from app.api.context import AnyRequest
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import ModelParameters
 from app.api.receiving.content_type import JSON
-from app.api.receiving.intake import receiving
+from app.api.receiving.intake import Receiving
 from app.cascade.named import named_cascade
 from app.cascade.run import CascadeAnswer
 from app.errors import GatewayError
@@ -117,7 +117,7 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
             memory.add(sum(len(mask.encoded or b"") + sum(part.nbytes for part in mask.parts) for mask in found.masks or ()))
         return found
 
-    async with receiving(request, worker, kind, parse) as (context, content, wanted, call):
+    async with Receiving(request, worker, kind, parse) as (context, content, wanted, call):
         images = content.images
         refuse_large(images, worker.deployment.body_limits.max_bytes)
         answer: ImagesAnswer[Any, Any] = ImagesAnswer(content.names, keep, context, worker.metrics)

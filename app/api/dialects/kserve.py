@@ -26,7 +26,7 @@ from app.api.dialects.kserve_tensors import InferRequest, encode_response
 from app.api.parameters.parse import check_model_name
 from app.api.receiving.body import decode, parsing_bytes
 from app.api.receiving.content_type import JSON
-from app.api.receiving.intake import receiving
+from app.api.receiving.intake import Receiving
 from app.api.routes import ModelRoute, route_of
 from app.errors import Forbidden, InvalidParameter, ModelNotReady, UnsupportedModel
 from app.model.heads import ClassificationHead, EmbeddingHead
@@ -82,7 +82,7 @@ async def infer(
             return work()
         return await pipeline.threads.run(work, call.deadline, lease, turn=call.turn(nbytes))
 
-    async with receiving(request, worker, DialectParameters, parse, in_path) as (_, given, wanted, call):
+    async with Receiving(request, worker, DialectParameters, parse, in_path) as (_, given, wanted, call):
         memory = pipeline.admission.memory.reserve(call.caller, "this tensor")
         with Lease() as lease:
             lease.on_release(memory.release)

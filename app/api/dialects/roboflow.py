@@ -36,7 +36,7 @@ from app.api.dialects.roboflow_images import EXAMPLE, InferenceBody
 from app.api.parameters.parse import Fraction, check_model_name, split_classes
 from app.api.receiving.body import ParsedBody, decode_base64, parse_document, parse_multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
-from app.api.receiving.intake import receiving
+from app.api.receiving.intake import Receiving
 from app.api.routes import ModelRoute
 from app.errors import UnknownModel
 from app.model.heads import Task
@@ -150,7 +150,7 @@ async def add_model(request: AnyRequest, worker: Worker, pipeline: WorkerPipelin
     def parse(data: bytes, _: str, kind: type[_ModelParameters]) -> ParsedBody:
         return ParsedBody(b"", parse_document(data, "image", kind, f"expected a JSON object such as {EXAMPLE}")[1])
 
-    async with receiving(request, worker, _ModelParameters, parse, may_be_empty=True) as (_, _, wanted, call):
+    async with Receiving(request, worker, _ModelParameters, parse, may_be_empty=True) as (_, _, wanted, call):
         options = wanted.options
         model = pipeline.refer_to(options.model or pipeline.default_for(options.task), options.version)
         spec = await pipeline.prepare(model, call.deadline, call.caller)

@@ -1,10 +1,11 @@
 """Receive an inference request: its parameters, its body or the image at its URL, and its deadline."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from litestar.types import HTTPScope
@@ -39,25 +40,42 @@ C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound=Parameters)
 
 
-@asynccontextmanager
-async def receiving(  # noqa: PLR0913 - the parts of a request
-    request: AnyRequest,
-    worker: WorkerResources,
-    kind: type[P] | PathModel,
-    parse: Callable[[bytes, str, type[P]], C],
-    in_path: Pairs = (),
-    *,
-    may_be_empty: bool = False,
-) -> AsyncIterator[tuple[RequestContext, C, P, CallContext]]:
-    """Receive a request, and interrupt the block when the client leaves.
+class Receiving(ClientWatch, Generic[C, P]):
+    """Receive a request, and interrupt the `async with` block when the client leaves.
 
     Yields its context, the parsed body, the parameters, and the context of the calls. Those of a `PathModel` are found after the
     body has been read, because only then does the server tell that the client has left. `parse` takes next to no time where
     `body.needs_parsing` is false. Raises a GatewayError; before the body is read if parameters in the query are the cause.
     """
-    context = context_of(request.scope)
-    with ClientWatch(request.receive, context.body_limits) as client:
-        yield context, *await _receive(client, request.scope, worker, in_path, kind, parse, may_be_empty=may_be_empty)
+
+    # A class, because a generator with contextlib's decorator took 5 % of the CPU time of a file that is passed through.
+    def __init__(  # noqa: PLR0913 - the parts of a request
+        self,
+        request: AnyRequest,
+        worker: WorkerResources,
+        kind: type[P] | PathModel,
+        parse: Callable[[bytes, str, type[P]], C],
+        in_path: Pairs = (),
+        *,
+        may_be_empty: bool = False,
+    ) -> None:
+        context = context_of(request.scope)
+        super().__init__(request.receive, context.body_limits)
+        self._context = context
+        self._received = _receive(self, request.scope, worker, in_path, kind, parse, may_be_empty=may_be_empty)
+
+    async def __aenter__(self) -> tuple[RequestContext, C, P, CallContext]:
+        self.__enter__()
+        try:
+            return self._context, *await self._received
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
 
 
 async def _receive(  # noqa: PLR0913, PLR0917 - the parts of a request

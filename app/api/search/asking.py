@@ -23,7 +23,7 @@ from app.api.documentation.openapi import PROBLEMS, describe, describe_form, own
 from app.api.parameters.parse import Fraction, Parameters
 from app.api.receiving.body import ParsedBody, decode, parse_body, parse_document
 from app.api.receiving.content_type import JSON, body_type
-from app.api.receiving.intake import receiving
+from app.api.receiving.intake import Receiving
 from app.errors import InvalidParameter
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
@@ -135,7 +135,7 @@ def search_route(
         check(worker)
         if is_text:
             context_of(request.scope).content_type = JSON  # whatever was declared, if anything: it is parsed in a thread
-        async with receiving(request, worker, kind, parse, may_be_empty=may_be_empty) as (context, content, wanted, call):
+        async with Receiving(request, worker, kind, parse, may_be_empty=may_be_empty) as (context, content, wanted, call):
             found = await find(Asked(search, context.tenant, content.image, wanted, call))
             context.log_fields["results"] = len(found["results"])
 

@@ -23,7 +23,7 @@ from app.api.documentation.openapi import own_route
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import MAX_ID_LENGTH, ImageId, Url, check_printable
 from app.api.receiving.body import decode, parse_body
-from app.api.receiving.intake import receiving
+from app.api.receiving.intake import Receiving
 from app.api.search.asking import WorkerSearch
 from app.errors import InvalidParameter
 from app.pipeline.call import CallContext
@@ -228,7 +228,7 @@ def _to_response(found: Ingested, **timed: Any) -> IngestResponse:  # noqa: ANN4
 
 async def ingest(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """Add an image to the index: with objects, faces, text, and vectors of it. The status is 201, or 200 if it was known."""
-    async with receiving(request, worker, _IngestParameters, parse_body) as (context, content, wanted, call):
+    async with Receiving(request, worker, _IngestParameters, parse_body) as (context, content, wanted, call):
         context.log_fields["image_bytes"] = len(content.image)
         given = {"path": wanted.image_path, "metadata": wanted.read_metadata()}
         found = await search.ingest(context.tenant, content.image, wanted.image_id, call, wanted.options, **given)  # type: ignore[arg-type]
@@ -239,7 +239,7 @@ async def ingest(request: AnyRequest, worker: Worker, search: WorkerSearch) -> A
 
 async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """Add up to 64 images to the index, each of which succeeds or fails on its own. The deadline is that of the whole batch."""
-    async with receiving(request, worker, _IngestBatchParameters, parse_batch) as (context, content, wanted, call):
+    async with Receiving(request, worker, _IngestBatchParameters, parse_batch) as (context, content, wanted, call):
         images = len(content.images)
         ids = [image_id or str(uuid4()) for image_id in wanted.read_list("image_ids", images)]
         paths = wanted.read_list("image_paths", images)

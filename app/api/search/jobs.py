@@ -18,7 +18,7 @@ from app.api.dependencies import Worker
 from app.api.documentation.openapi import PROBLEMS, own_route
 from app.api.parameters.parse import Parameters
 from app.api.receiving.body import ParsedBody, parse_document
-from app.api.receiving.intake import receiving
+from app.api.receiving.intake import Receiving
 from app.api.search.asking import PageNumber, PageSize, WorkerSearch, ask, describe_text
 from app.api.search.ingest import IngestFlags, Sums, sum_up
 from app.errors import InvalidParameter, MalformedRequest
@@ -115,7 +115,7 @@ def _parse(data: bytes, _: str, kind: type[Parameters]) -> ParsedBody:
 def _job_route(path: str, kind: type[W], begin: _Begin[W], scope: str, summary: str) -> HTTPRouteHandler:
     async def handle(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
         """Add a job, which goes on if the client leaves; `GET /ingest/jobs/{id}` tells how far it has come."""
-        async with receiving(request, worker, kind, _parse, may_be_empty=True) as (context, _, wanted, call):
+        async with Receiving(request, worker, kind, _parse, may_be_empty=True) as (context, _, wanted, call):
             given: Any = wanted
             options = await begin(search, wanted, call)
             named: Literal["directory", "reindex"] = "directory" if isinstance(options, DirectoryOptions) else "reindex"

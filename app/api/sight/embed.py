@@ -21,7 +21,7 @@ from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import EmbeddingParameters, Url
 from app.api.receiving.body import ParsedBody, decode, parse_document
 from app.api.receiving.content_type import JSON
-from app.api.receiving.intake import receiving
+from app.api.receiving.intake import Receiving
 from app.api.sight.image import Answer, image_route
 from app.cascade.run import ask_about_boxes
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel
@@ -181,7 +181,7 @@ async def embed_text(request: AnyRequest, worker: Worker, pipeline: WorkerPipeli
     The model is `embedding_text`, or the one that `model` names: its input is one BYTES, its output the vector.
     """
     context_of(request.scope).content_type = JSON  # whatever was declared, if anything: it is parsed in a thread
-    async with receiving(request, worker, ModelParameters, _parse_text) as (context, content, wanted, call):
+    async with Receiving(request, worker, ModelParameters, _parse_text) as (context, content, wanted, call):
         if not 0 < len(content.image) <= _MAX_TEXT_BYTES:
             raise MalformedRequest(f"expected a text of 1 to {_MAX_TEXT_BYTES} bytes")
         if wanted.model is not None:

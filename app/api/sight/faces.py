@@ -25,7 +25,7 @@ from app.api.parameters.parse import Fraction, Parameters
 from app.api.parameters.tasks import Url
 from app.api.receiving import multipart
 from app.api.receiving.content_type import JSON, MULTIPART, media_type
-from app.api.receiving.intake import receiving
+from app.api.receiving.intake import Receiving
 from app.api.sight.image import Answer, image_route
 from app.cascade.answers import expect_faces, expect_vector, to_fractions
 from app.cascade.definition import Cascade
@@ -187,7 +187,7 @@ def _describe_pair(fields: dict[str, Schema]) -> RequestBody:
 async def verify(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Compare the largest face of `image1` with that of `image2`."""
     require_faces(worker)
-    async with receiving(request, worker, VerifyParameters, parse_pair) as (context, content, wanted, call):
+    async with Receiving(request, worker, VerifyParameters, parse_pair) as (context, content, wanted, call):
         context.log_fields |= pipeline.log_fields(LARGEST.first(worker, wanted))
         answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(_IMAGES, None, context, worker.metrics)
         await answer.run(await open_batch(worker, pipeline, content.images, wanted, call, LARGEST))

@@ -18,7 +18,7 @@ from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import own_route, pictures_of
 from app.api.receiving.body import parse_body
 from app.api.receiving.content_type import JSON
-from app.api.receiving.intake import receiving
+from app.api.receiving.intake import Receiving
 from app.model.heads import DetectionHead, Task
 from app.model.reference import split_reference
 from app.pipeline.results import Detections
@@ -58,7 +58,7 @@ def image_route(  # noqa: PLR0913 - the properties of a route
     async def handle(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
         check(worker)
         accepted = negotiate(context_of(request.scope).accept, (JSON, *pictures))
-        async with receiving(request, worker, kind, parse_body) as (context, content, wanted, call):
+        async with Receiving(request, worker, kind, parse_body) as (context, content, wanted, call):
             name, _ = split_reference(asking.first(worker, wanted))
             context.log_fields |= {"image_bytes": len(content.image), **pipeline.log_fields(name)}
             found = await asking.ask(worker, pipeline, content.image, wanted, call)

@@ -7,7 +7,7 @@ from litestar import Litestar
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 
-from app.api.admission.guards import guard_circuit
+from app.api.admission.guards import guard_timing
 from app.api.application import Application
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
@@ -91,7 +91,7 @@ async def test_the_stages_begin_when_the_request_has_passed_the_guards(monkeypat
     app = Litestar(state=State({"worker": worker}, deep_copy=False))
     scope: Any = {"type": "http", "state": {"request_context": context}, "litestar_app": app}
     now = 10.5
-    await guard_circuit(ASGIConnection(scope), ModelRoute("/detect"))
+    await guard_timing(ASGIConnection(scope), ModelRoute("/detect"))
     now = 10.75
     context.timing.lap("read")
 
