@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import IO, Annotated, get_type_hints
 
@@ -16,15 +16,17 @@ from msgspec import Meta
 from multipart import MultipartSegment, PushMultipartParser, parse_options_header
 
 from app.api.answering.schema import ModelInfo
-from app.api.context import PAUSE_SECONDS, AnyRequest, BodyLimits, context_of, header_of
+from app.api.context import PAUSE_SECONDS, AnyRequest, context_of, header_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import ADMIN, binary, describe_form
 from app.api.parameters.parse import Pairs, check_model_name
-from app.api.receiving.client_watch import ClientWatch, body_too_large
+from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import MULTIPART
 from app.api.receiving.intake import query_of
 from app.api.reports.models import describe_model
 from app.errors import (
+    BodyTimeout,
+    ClientGone,
     GatewayError,
     GatewayFull,
     InvalidParameter,
@@ -95,6 +97,7 @@ async def add_model(request: AnyRequest, model: ModelName, worker: Worker) -> Mo
             file.seek(0)
         except OSError as error:
             raise ModelsNotManaged(f"the model repository cannot be written: {error.strerror}") from error
+        context_of(request.scope).is_body_received = True
         given = [f"--{option.replace('_', '-')}={value}" for option, value in options]
         return await _run(worker, "add", "-", "--untrusted", *given, model=model, stdin=file)
 
@@ -197,16 +200,16 @@ async def _run(
 
 async def _receive(request: AnyRequest, file: IO[bytes], max_bytes: int) -> list[tuple[str, str]]:
     content_type, options = parse_options_header(header_of(request.scope, b"content-type"))
-    async with receiving_parts(request, max_bytes) as chunks:
-        if content_type != MULTIPART:
-            async for chunk in chunks:
-                await asyncio.to_thread(file.write, chunk)
-            return []
-        try:
-            with PushMultipartParser(options.get("boundary", ""), max_segment_count=len(_OPTIONS) + 1) as parser:
-                return await _receive_form(parser, chunks, file)
-        except ValueError as error:  # includes MultipartError and UnicodeError
-            raise MalformedRequest("the form is not well formed, or has too many parts") from error
+    chunks = receive_parts(request, max_bytes)
+    if content_type != MULTIPART:
+        async for chunk in chunks:
+            await asyncio.to_thread(file.write, chunk)
+        return []
+    try:
+        with PushMultipartParser(options.get("boundary", ""), max_segment_count=len(_OPTIONS) + 1) as parser:
+            return await _receive_form(parser, chunks, file)
+    except ValueError as error:  # includes MultipartError and UnicodeError
+        raise MalformedRequest("the form is not well formed, or has too many parts") from error
 
 
 async def _receive_form(parser: PushMultipartParser, chunks: AsyncIterator[bytes], file: IO[bytes]) -> list[tuple[str, str]]:
@@ -230,13 +233,25 @@ async def _receive_form(parser: PushMultipartParser, chunks: AsyncIterator[bytes
     return [(name, value.decode()) for name, value in fields]
 
 
-@asynccontextmanager
-async def receiving_parts(request: AnyRequest, max_bytes: int) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Yield the parts of the body; raise BodyTooLarge before the first one if that is declared."""
-    nbytes = int(header_of(request.scope, b"content-length") or max_bytes)
-    if nbytes > max_bytes:
+async def receive_parts(request: AnyRequest, max_bytes: int) -> AsyncIterator[bytes]:
+    """Yield the parts of the body, none if it is declared too large."""
+    if int(header_of(request.scope, b"content-length") or "0") > max_bytes:
         raise body_too_large(max_bytes)
-    limits = BodyLimits(max_bytes, PAUSE_SECONDS + nbytes / _MIN_BYTES_PER_SECOND)
-    with ClientWatch(request.receive, limits) as client:
-        yield client.receive_parts()
-    context_of(request.scope).is_body_received = True
+    time = asyncio.get_running_loop().time
+    start, received = time(), 0
+    while True:
+        left = start + PAUSE_SECONDS + received / _MIN_BYTES_PER_SECOND - time()
+        try:
+            async with asyncio.timeout(min(left, PAUSE_SECONDS)):
+                message = await request.receive()
+        except TimeoutError:
+            text = f"without pauses of more than {PAUSE_SECONDS:g} s, and on average with {_MIN_BYTES_PER_SECOND >> 10} KiB/s"
+            raise BodyTimeout(f"a body has to arrive {text}") from None
+        if message["type"] != "http.request":
+            raise ClientGone("the client disconnected before the end of the body")
+        received += len(message["body"])
+        if received > max_bytes:
+            raise body_too_large(max_bytes)
+        yield message["body"]
+        if not message["more_body"]:
+            return

@@ -12,7 +12,6 @@ import pytest
 
 from app.api import admin
 from app.api.application import Application
-from app.api.receiving import client_watch
 from app.host import program
 from app.main import create_app
 from app.resilience import last_valid
@@ -201,7 +200,7 @@ async def test_client_that_leaves_adds_nothing(service: Service) -> None:
 
 
 async def test_client_that_pauses_adds_nothing(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_watch, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(admin, "PAUSE_SECONDS", 0.05)
     pausing = staying(chunk(NETWORK[:1000], more=True))
     reply = await call(service.app, pausing, "/models/doors", ADMIN)
     assert (reply.status, "without pauses of more than" in reply.body.decode()) == (408, True)

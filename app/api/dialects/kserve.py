@@ -16,7 +16,7 @@ from litestar.response.base import ASGIResponse
 from numpy.typing import NDArray
 
 from app import __version__
-from app.api.admin import load_model, receiving_parts, unload_model
+from app.api.admin import load_model, receive_parts, unload_model
 from app.api.answering.responses import LargeResponse
 from app.api.caller.check import require_key
 from app.api.context import AnyRequest, context_of, header_of
@@ -203,8 +203,8 @@ async def control(request: AnyRequest, worker: Worker, model: Model) -> Response
 
 
 async def _read_object(request: AnyRequest) -> dict[str, Any]:
-    async with receiving_parts(request, _MAX_TEXT_BYTES) as parts:
-        body = b"".join([part async for part in parts])
+    body = b"".join([part async for part in receive_parts(request, _MAX_TEXT_BYTES)])
+    context_of(request.scope).is_body_received = True
     return decode(memoryview(body or b"{}"), dict[str, Any], "expected a JSON object, or nothing")
 
 

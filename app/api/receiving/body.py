@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl
 
 import msgspec
 import numpy as np
@@ -14,7 +13,7 @@ from msgspec import Meta
 from app.api.parameters.parse import Pairs, Parameters, unknown_parameter
 from app.api.parameters.parse import names as parameter_names
 from app.api.parameters.tasks import DetectParameters
-from app.api.receiving import content_encoding, multipart
+from app.api.receiving import content_encoding, multipart, urlencoded
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, body_type, media_type
 from app.errors import GatewayError, InvalidParameter, MalformedRequest
 from app.remote.address import is_address
@@ -25,10 +24,8 @@ JSON_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
 """Errors that invalid JSON raises. ValueError: not UTF-8, or an integer with too many digits."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COUNTED_BYTES = 1 << 20
-# Minimum bytes per escape. Some programs escape `/` and `+`, each 1/64 of the characters of base64, or line breaks.
+# Minimum bytes of JSON per escape. Some programs escape `/` and `+`, each 1/64 of the characters of base64.
 _PER_ESCAPE = 16
-# Characters that URL-encoded base64 or a data URL may have escaped. A general unescape would build a list of all escapes.
-_ESCAPED = b"+/=,:; \r\n"
 _STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
 
 _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
@@ -39,7 +36,6 @@ _MEMBERS = "a string, a finite number, true, false, or a list of at most 1000 st
 _OTHER_NAMES = {"image", "images", "imagebase", "imagedata", "imagefile", "img", "file", "files", "picture", "photo", "data"}
 _EXPECTED = f"{FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r})"
 _MAX_MEMBER_BYTES = 1 << 16
-_CURL = 'curl --data-binary @image.jpg -H "Content-Type: image/jpeg"'
 # Memory for parsing a body, relative to its size: multipart holds the image in pieces and joined; base64 is held as text, as text
 # without white space, and decoded.
 _COPIES = {MULTIPART: 2, JSON: 3, URLENCODED: 3}
@@ -79,7 +75,7 @@ def parse_body(
         parsed = parse_multipart(data, content_type, fields)
     elif declared == JSON:
         parsed = parse_json(data, kind)
-    elif declared == URLENCODED and _is_form(data):
+    elif declared == URLENCODED and urlencoded.is_form(data):
         parsed = parse_urlencoded(data, fields)
     else:
         parsed = ParsedBody(data, [])
@@ -113,47 +109,9 @@ def parse_multipart(data: bytes, content_type: str, fields: Sequence[str] = FILE
 
 def parse_urlencoded(data: bytes, fields: Sequence[str] = FILE_FIELDS) -> ParsedBody:
     """Parse a URL-encoded form whose image is base64 or a URL. Raises the same errors as `parse_body`."""
-    images, others = _split_form(data, fields)
+    images, others = urlencoded.split(data, fields, MAX_PARTS)
     _check_number(len(images), [name for name, _ in others])
     return ParsedBody(decode_text(images[0]) if images else b"", others)
-
-
-def _split_form(data: bytes, fields: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    parts = data.split(b"&", MAX_PARTS)
-    if len(parts) > MAX_PARTS:
-        raise MalformedRequest(f"the form has too many fields; the maximum is {MAX_PARTS}")
-    if b"=" not in parts[0]:
-        raise MalformedRequest(f"the body is neither an image nor a form; to send a file, use {_CURL}")
-    _check_escapes(data, b"%", "the form has too many escaped characters")
-    images, rest = [], []
-    for part in parts:
-        name, _, value = part.partition(b"=")
-        if name.decode() not in fields:
-            rest.append(part)
-        elif is_address(text := _unescape(value)):
-            rest.append(b"url=" + value)
-        else:
-            images.append(text)
-    if sum(map(len, rest)) > _MAX_MEMBER_BYTES:
-        raise MalformedRequest(f"the form has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its image")
-    return images, parse_qsl(b"&".join(rest).decode(), keep_blank_values=True)
-
-
-def _is_form(data: bytes) -> bool:
-    """Return whether a body that curl declares as a form is one, which is ASCII; otherwise it is the image itself."""
-    if data.isascii() and b"\0" not in data:
-        return True
-    if data.startswith((b"\xff\xd8\xff", b"\x89PNG")) and not any(byte in data for byte in b"\0\r\n"):
-        raise MalformedRequest(f"the body has lost its zeros and line breaks, as `curl --data` does it; use {_CURL}")
-    return False
-
-
-def _unescape(value: bytes) -> str:
-    """Unescape base64. `+` is kept, because some clients do not escape it and base64 contains no spaces."""
-    for byte in _ESCAPED if b"%" in value else b"":
-        for escape in (b"%%%02X" % byte, b"%%%02x" % byte):
-            value = value.replace(escape, bytes((byte,)))
-    return value.decode()
 
 
 @cache
@@ -258,18 +216,16 @@ def _to_parameter(name: str, value: msgspec.Raw, *, is_list: bool) -> str | list
 
 
 def view_document(data: bytes) -> memoryview:
-    """View JSON without the byte order mark that some programs add (RFC 8259, 8.1); MalformedRequest for too many escapes."""
-    _check_escapes(data, b"\\", "the JSON has too many escaped characters; base64 needs none but for line breaks")
-    return memoryview(data)[len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0 :]
+    """View JSON without the byte order mark that some programs add (RFC 8259, 8.1).
 
-
-def _check_escapes(data: bytes, escape: bytes, otherwise: str) -> None:
-    """Raise MalformedRequest for so many escapes that decoding them would block all threads for long."""
+    Raise MalformedRequest if it has so many escapes that decoding it would block all threads for long.
+    """
     escapes = 0
     for start in range(0, len(data), _COUNTED_BYTES) if len(data) > _COUNTED_BYTES else ():
-        escapes += data.count(escape, start, start + _COUNTED_BYTES)
+        escapes += data.count(b"\\", start, start + _COUNTED_BYTES)
         if escapes > len(data) / _PER_ESCAPE:
-            raise MalformedRequest(otherwise)
+            raise MalformedRequest("the JSON has too many escaped characters; base64 needs none but for line breaks")
+    return memoryview(data)[len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0 :]
 
 
 def decode_base64(encoded: str) -> bytes:

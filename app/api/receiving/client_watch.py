@@ -77,15 +77,11 @@ class ClientWatch(Interruption):
         return b"".join(chunks)  # no copy if there is only one chunk
 
     async def receive_parts(self) -> AsyncIterator[bytes]:
-        """Receive the body part by part; raise BodyTooLarge, or ClientGone before its end."""
-        received = 0
+        """Receive the body part by part; raise ClientGone before its end."""
         while not self.is_body_complete:
             message = await self._receive()
             if message["type"] != "http.request":
                 raise ClientGone(_GONE)
-            received += len(message["body"])
-            if received > self._limits.max_bytes:
-                raise body_too_large(self._limits.max_bytes)
             yield message["body"]
             self._progress = self._loop.time()
             self.is_body_complete = not message["more_body"]

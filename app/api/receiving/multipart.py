@@ -47,7 +47,7 @@ def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]
                         yield Part(_to_name(name), file_name and _to_name(file_name), content)
     except ValueError as error:  # includes MultipartError and UnicodeError
         # `from None`, because the log must not contain the parser's message, which quotes the body.
-        raise MalformedRequest(_describe_defect(error, data, boundary)) from None
+        raise MalformedRequest(_describe_defect(error, data, boundary, max_parts)) from None
 
 
 def to_parameter(part: Part, expected: str) -> tuple[str, str]:
@@ -67,9 +67,22 @@ def _to_name(name: str) -> str:
         return name
 
 
-def _describe_defect(error: ValueError, data: bytes, boundary: str) -> str:
+# By the parser's error message, its only distinction; its other messages are clear.
+_DEFECTS = {
+    "Empty boundary": 'the Content-Type header has no boundary; let the HTTP client write it: "multipart/form-data; boundary=x"',
+    "Invalid line break after first boundary": "the form has line breaks of LF; they must be CR LF",
+    "Invalid line break in segment header": "the headers of a part end in LF; they must end in CR LF, and an empty line",
+    "Maximum segment count exceeded": "the form has too many parts; the maximum is {max_parts}",
+}
+_END = "Unexpected end of multipart stream"
+
+
+def _describe_defect(error: ValueError, data: bytes, boundary: str, max_parts: int) -> str:
     """Describe an error of the parser without quoting the body."""
-    if not boundary or (not data.startswith(f"--{boundary}".encode()) and f"\n--{boundary}".encode() not in data):
-        return "the boundary of the Content-Type header is missing, or does not occur in the body; let the HTTP client write both"
-    text = str(error.args[0]) if isinstance(error, MultipartError) else "wrong characters"
-    return f"the form is not well formed: {text[:1].lower()}{text[1:]}".replace("segment", "part")
+    text = str(error.args[0]) if isinstance(error, MultipartError) else ""
+    if text.startswith(_END):
+        if not data.startswith(f"--{boundary}".encode()) and f"\n--{boundary}".encode() not in data:
+            return "the boundary of the Content-Type header does not occur in the body; let the HTTP client write both"
+        return "the form ends before its last boundary, which has two hyphens at its end: it is incomplete"
+    default = f"the form is not well formed: {text[:1].lower()}{text[1:]}" if text else "the form is not well formed"
+    return _DEFECTS.get(text, default.replace("segment", "part")).format(max_parts=max_parts)

@@ -6,7 +6,6 @@ import random
 import re
 import tracemalloc
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 from urllib.parse import quote_plus
 
@@ -18,7 +17,6 @@ from app.api.batch.body import parse_batch
 from app.api.receiving.body import ParsedBody, parse_body, parse_json, parse_multipart, parsing_bytes
 from app.api.receiving.content_type import JSON, URLENCODED
 from app.errors import GatewayError, InvalidParameter, MalformedRequest
-from tests.imaging import samples
 
 IMAGE = bytes(range(256)) + b"\r\n--almost\r\n"
 NOISE = random.Random(0).randbytes(3 << 20)  # noqa: S311 - an image that hardly shrinks
@@ -126,10 +124,6 @@ ACCEPTED: dict[str, list[tuple[bytes, str, ParsedBody]]] = {
     "what curl declares as a form unless it is told a type": [
         (IMAGE, URLENCODED, ParsedBody(IMAGE, [])),
         (document(boxes="coco"), URLENCODED, ParsedBody(IMAGE, COCO)),
-        *(
-            (image, URLENCODED, ParsedBody(image, []))
-            for image in (samples.encode(samples.NOISE, kind) for kind in samples.FORMATS)
-        ),
     ],
     "names and values": [
         (
@@ -138,15 +132,6 @@ ACCEPTED: dict[str, list[tuple[bytes, str, ParsedBody]]] = {
             ParsedBody(IMAGE, [*COCO, ("classes", "traffic light,2")]),
         )
         for field in ("image", "file")
-    ]
-    + [  # a plus sign in base64 stays one
-        (
-            b"a=1+2%26&b=&image=a+%2Bc%2fw%3D%3d&c",
-            URLENCODED,
-            ParsedBody(base64.b64decode("a++c/w=="), [("a", "1 2&"), ("b", ""), ("c", "")]),
-        ),
-        (b"file=data%3Aimage/png%3Bbase64%2C%0D%0AQUJD", URLENCODED, ParsedBody(b"ABC", [])),
-        (b"image=https%3A%2F%2Fa.org%2Fx%3Fy+z", URLENCODED, ParsedBody(b"", [("url", "https://a.org/x?y z")])),
     ],
     "data URLs, which browsers make from files": [
         (document(prefix + BASE64.decode()), JSON, ParsedBody(IMAGE, []))
@@ -202,7 +187,8 @@ def test_json_members_are_parameters(value: object, text: str | list[str]) -> No
 NO_BASE64 = '"image" is not base64; to send a file, use curl -F image=@image.jpg$'
 ONE = r"expected one image in the field 'image' \(or 'file'\), found "
 SEVERAL = "; routes such as /detect/batch and /ocr/batch take several$"
-NO_BOUNDARY = "the boundary of the Content-Type header is missing, or does not occur in the body; let the HTTP client write both"
+NO_BOUNDARY = "the Content-Type header has no boundary; let the HTTP client write "
+OTHER_BOUNDARY = "the boundary of the Content-Type header does not occur in the body; let the HTTP client write "
 AN_OBJECT = re.escape('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') + "$"
 FORM = "the form is not well formed: "
 NO_STRING = 'the JSON object has no string "image": '
@@ -231,13 +217,6 @@ MALFORMED: dict[str, list[tuple[bytes, str, str]]] = {
         (b"boxes=coco&img=QUJD", URLENCODED, ONE + "0; fields found: 'boxes', 'img'$"),
         (b"image=QUJD&file=QUJD", URLENCODED, ONE + "2" + SEVERAL),
         (b"hello", URLENCODED, "the body is neither an image nor a form; to send a file, use curl --data-binary @image.jpg"),
-        (b"x" * (1 << 20), URLENCODED, "the body is neither an image nor a form"),
-        (b"&".join([b"a=1"] * 17), URLENCODED, "the form has too many fields; the maximum is 16$"),
-        (b"image=QUJD&x=" + b"y" * (1 << 16), URLENCODED, "the form has more than 64 KiB beside its image$"),
-    ],
-    "an image without its zeros and line breaks, which `curl --data` drops": [
-        (samples.encode(samples.NOISE, kind).translate(None, b"\0\r\n"), URLENCODED, "the body has lost its zeros and line breaks")
-        for kind in ("JPEG", "PNG")
     ],
     "a file in a field of another name": [
         (
@@ -253,7 +232,8 @@ MALFORMED: dict[str, list[tuple[bytes, str, str]]] = {
         (form(part("image", IMAGE)), f"multipart/form-data;{parameters}", message)
         for parameters, message in (
             *((given, NO_BOUNDARY) for given in ("", " boundary=", ' boundary=""', ' boundary="b', " boundary=\xff\xfe")),
-            *((f" boundary={given}", NO_BOUNDARY) for given in ("c", "x" * 8000, '"a\nb"')),
+            *((f" boundary={given}", OTHER_BOUNDARY) for given in ("c", "x" * 8000)),
+            (' boundary="a\nb"', f"{FORM}invalid characters in boundary$"),
         )
     ],
     "a bad header of a part": [
@@ -273,12 +253,12 @@ MALFORMED: dict[str, list[tuple[bytes, str, str]]] = {
         )
     ],
     "another defect of a form": [
-        (b"x--b\r\n", TYPE, NO_BOUNDARY),
-        (b"--b\nContent", TYPE, f"{FORM}invalid line break after first boundary$"),
-        (b"--b\r\n" + HEADER + b"\n\n", TYPE, f"{FORM}invalid line break in part header"),
-        (form(part("image", IMAGE))[:-6], TYPE, f"{FORM}unexpected end of multipart stream"),
+        (b"x--b\r\n", TYPE, f"{FORM}unexpected byte in front of first boundary$"),
+        (b"--b\nContent", TYPE, "the form has line breaks of LF; they must be CR LF"),
+        (b"--b\r\n" + HEADER + b"\n\n", TYPE, "the headers of a part end in LF; they must end in CR LF, and an empty line"),
+        (form(part("image", IMAGE))[:-6], TYPE, "the form ends before its last boundary"),
         *(
-            (form(part("image", IMAGE), *[part("x", b"")] * count), TYPE, f"{FORM}maximum part count exceeded$")
+            (form(part("image", IMAGE), *[part("x", b"")] * count), TYPE, "the form has too many parts; the maximum is 16$")
             for count in (16, 1500)
         ),
     ],
@@ -463,23 +443,6 @@ def test_any_json_body_is_parsed_or_a_gateway_error(data: bytes) -> None:
         return
 
     assert all(isinstance(text, str) for _, text in parsed.parameters)
-
-
-@pytest.mark.parametrize("data", [b"image=" + b"%2B" * (1 << 20), b"a=" + b"%41" * (1 << 20), b"a=b&" * (1 << 20)])
-def test_escapes_cost_little_memory(data: bytes) -> None:
-    tracemalloc.start()
-    with pytest.raises(MalformedRequest):
-        parse_body(data, URLENCODED)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-
-    assert peak < 4 * len(data)
-
-
-@given(st.text(st.characters(max_codepoint=127)))
-def test_any_form_of_ascii_is_parsed_or_a_gateway_error(text: str) -> None:
-    with suppress(GatewayError):
-        assert len(parse_body(text.encode(), URLENCODED).parameters) <= 16
 
 
 @pytest.mark.parametrize("parse", [parse_json, lambda data: parse_batch(data, "application/json")])
