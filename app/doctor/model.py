@@ -119,5 +119,5 @@ def _check_precision(spec: ModelSpec, config: Mapping[str, Any], settings: Setti
             else:
                 text = f"{spec.name} computes in FP32 on the GPU, which takes about twice the time of FP16"
                 yield warning(
-                    "precision", text, f"nereid pull {spec.name} --production, or add its network again with --production"
+                    "precision", text, "pull it, or add its network, again with --production, then let Triton load it again"
                 )

@@ -39,7 +39,8 @@ class PrivateFolder:
         """Make the folder, or check it; in /dev/shm, which is sticky, no other user can replace it then."""
         try:
             self.path.mkdir(mode=0o700)
-            os.chown(self.path, self._owner, -1)
+            if self._owner != os.geteuid():
+                os.chown(self.path, self._owner, -1)
         except FileExistsError:
             self.check()
         except OSError as error:

@@ -116,8 +116,11 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
         folder = repository.path / name
         if not new.pixel_model and (request.is_production or (old is not None and configs.runs_half(folder, old))):
             _prepare_half(name, request, scratch, new)
-        repository.put(name, scratch, new)
-        if (folder / str(new.default_version) / configs.HALF).is_file() and not configs.runs_half(folder, new):
+        version = str(new.default_version)
+        if old is not None and version in old.versions and not request.published:  # made again; the default stays
+            new = msgspec.structs.replace(new, default_version=old.default_version)
+        repository.put(name, scratch, new, version)
+        if (folder / version / configs.HALF).is_file() and not configs.runs_half(folder, new):
             how = "add their networks again with --production, or remove them"
             say(f"warning: production runs {name} in FP32 until its other versions are in FP16, too: {how}")
         return name, repository.load_into(apply, name, old, scratch / PREVIOUS)
@@ -130,7 +133,7 @@ def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: D
     recognized = _recognize(content, file, request)
     without_floor, batch = _compose(content, recognized, request.title)
     name, _ = split_reference(reference)
-    new = _describe(reference, request, recognized, sha256(content).hexdigest(), old)
+    new = _describe(reference, request, recognized, sha256(content).hexdigest(), old, scratch.parent / name)
     if limit := batch or recognized.max_batch:
         embedded, production = (
             msgspec.structs.replace(serving, max_batch=min(limit, serving.max_batch)) for serving in (new.embedded, new.production)
@@ -270,7 +273,9 @@ def _compare(old: str, file: Path, new: str, model: Path, canvases: Sequence[che
     say(f"{new} and {old} agree in {agreeing} of {total} boxes of the samples")
 
 
-def _describe(reference: str, request: Request, recognized: Recognized, digest: str, old: Description | None) -> Description:
+def _describe(  # noqa: PLR0913, PLR0917 - what is known of the network, and of the model in its folder
+    reference: str, request: Request, recognized: Recognized, digest: str, old: Description | None, folder: Path
+) -> Description:
     name, number = split_reference(reference)
     entry, licence = request.published, _printable(request.licence or recognized.licence)
     name_of_file = "" if request.source == "-" else Path(urlsplit(request.source).path).name
@@ -298,7 +303,8 @@ def _describe(reference: str, request: Request, recognized: Recognized, digest: 
         )
     for version, known in reversed(old.versions.items()):
         if known == digest and old.recipe == recognized.recipe:
-            if entry or request.is_production:  # made again, in FP16, too
+            lacks_half = request.is_production and old.labels == labels and not (folder / version / configs.HALF).is_file()
+            if entry or lacks_half:
                 return msgspec.structs.replace(old, default_version=int(version))
             reference = refer_to(name, version)
             raise CommandError(f"{reference} is this very file; to make it the default version: nereid use {reference}")

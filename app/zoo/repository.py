@@ -93,10 +93,10 @@ class Repository:
             text = f"{self.path / LOCK} cannot be locked: {error.strerror}"
             raise CommandError(f"{text}; write to a local folder, and copy the model from there") from error
 
-    def put(self, name: str, scratch: Path, new: Description) -> None:
-        """Put the files in `scratch` as the default version of a description; call it while `writing`."""
-        folder, version = self.path / name, str(new.default_version)
-        found, prepared = description.load(folder), scratch / name
+    def put(self, name: str, scratch: Path, new: Description, version: str) -> None:
+        """Put the files in `scratch` as this version of a description; call it while `writing`."""
+        folder, prepared = self.path / name, scratch / name
+        found = description.load(folder)
         (prepared / version).mkdir(parents=True)
         for file in (configs.HALF, NETWORK):
             if (scratch / file).is_file():

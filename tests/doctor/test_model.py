@@ -22,7 +22,7 @@ def with_model(settings: Settings, model: str) -> Settings:
     ("model", "code", "severity", "says", "fix"),
     [
         ("nameless", "labels", Severity.WARNING, ["nameless"], 'parameters { key: "labels"'),
-        ("single", "precision", Severity.WARNING, ["single", "FP32"], "nereid pull single --production"),
+        ("single", "precision", Severity.WARNING, ["single", "FP32"], "again with --production"),
         ("two_inputs", "model", Severity.FAILURE, ["match no supported head", "other UINT8 [1]"], "nereid pull"),
         ("broken", "model", Severity.FAILURE, ["broken", "not ready", "its weights are missing"], "start Triton again"),
         ("too_large", "model", Severity.FAILURE, ["too_large", "not ready"], "start Triton again"),

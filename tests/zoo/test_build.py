@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
+from app.host.program import CommandError
 from app.triton.config_file import read_config_file
 from app.zoo import check, registry
 from app.zoo.add import Request, add, read_options, spec_of
@@ -114,6 +115,9 @@ def test_production_that_stays_in_fp32_is_told_with_what_changes_it(
     added(network(0.25), repository, is_production=True)
 
     assert production_file(repository) == HALF
+    assert repository.models()["doors"].default_version == 2
+    with pytest.raises(CommandError, match="doors:1 is this very file"):
+        added(network(0.25), repository, is_production=True)
 
 
 def test_config_names_no_graph_that_any_folder_of_a_version_lacks(repository: Repository) -> None:
