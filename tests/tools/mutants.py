@@ -7,12 +7,14 @@ a time, and runs the tests that execute the changed lines until one fails, for h
 
 import argparse
 import ast
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -111,10 +113,13 @@ def copied() -> Iterator[Path]:
 
 
 def fail(tests: Iterable[str], copy: Path, seconds: float, *options: str) -> list[str]:
-    """Run tests until the time is over; return what failed, or the reason why none ran."""
+    """Run tests until the time is over; return which failed and why, or the reason why none ran."""
     (copy / "tests_of_mutant").write_text("\n".join(tests), encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:randomly", *options, "@tests_of_mutant"]
-    with subprocess.Popen(command, cwd=copy, stdout=subprocess.PIPE, text=True) as process:
+    # Compiled once, what is not mutated is imported in half the time.
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(copy.parent / "bytecode")}
+    environment = os.environ | bytecode | {"COLUMNS": "250"}  # of the summary's lines
+    with subprocess.Popen(command, cwd=copy, env=environment, stdout=subprocess.PIPE, text=True) as process:
         ends = (
             threading.Timer(seconds, process.send_signal, [signal.SIGINT]),  # so that it stops what it has started
             threading.Timer(seconds + 60, process.kill),
@@ -124,19 +129,19 @@ def fail(tests: Iterable[str], copy: Path, seconds: float, *options: str) -> lis
         output, _ = process.communicate()
         for end in ends:
             end.cancel()
-    if process.returncode in (pytest.ExitCode.OK, pytest.ExitCode.INTERRUPTED):
+    if process.returncode in {pytest.ExitCode.OK, pytest.ExitCode.INTERRUPTED, -signal.SIGINT, -signal.SIGKILL}:
         return []
-    failed = [line.split(" ", 1)[1].partition(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [line.split(" ", 1)[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return failed or [f"pytest ended with {process.returncode}"]
 
 
 def caught_by(mutant: Mutant, tests: list[str], copy: Path, seconds: float) -> str:
-    """Return the first test that fails with a mutant, or nothing."""
+    """Return the first test that fails with a mutant, and why, or nothing."""
     source = copy / mutant.file
     original = source.read_text(encoding="utf-8")
     begin = place(mutant, original) or 0
     source.write_text(original[:begin] + mutant.mutated + original[begin + len(mutant.original) :], encoding="utf-8")
-    failed = fail(tests, copy, seconds, "-x", "-o", "timeout=30")
+    failed = fail(tests, copy, seconds, "-x", "-o", f"timeout={seconds / 2}")
     source.write_text(original, encoding="utf-8")
     return failed[0] if failed else ""
 
@@ -147,7 +152,7 @@ def run(mutants: list[Mutant], parts: list[str], seconds: float) -> None:
     catching = set()
     with copied() as copy:
         for mutant in (mutant for part in parts for mutant in mutants if mutant.file.startswith(part)):
-            tests, by = [], ""
+            tests, by, began = [], "", time.monotonic()
             if mutant.equivalent:
                 result = "equivalent"
             elif not (ROOT / mutant.file).exists() or place(mutant, (ROOT / mutant.file).read_text(encoding="utf-8")) is None:
@@ -156,10 +161,10 @@ def run(mutants: list[Mutant], parts: list[str], seconds: float) -> None:
                 tests = contexts.tests_of(mutant)
                 by = caught_by(mutant, tests, copy, seconds) if tests else ""
                 result = "caught" if by else "SURVIVES"
-                catching |= {by} & set(tests)
+                catching |= {by.partition(" - ")[0]} & set(tests)
             tally[result] += 1
             print(f"{result} {mutant.file}:{mutant.line}: {mutant.original.strip()} -> {mutant.mutated.strip()}")
-            print(f"   {len(tests)} tests execute it; {by or mutant.equivalent}", flush=True)
+            print(f"   {len(tests)} tests execute it; {time.monotonic() - began:.0f} s; {by or mutant.equivalent}", flush=True)
         print(f"{', '.join(f'{count} {result}' for result, count in sorted(tally.items()))}, of {tally.total()}")
         if catching and (failed := fail(sorted(catching), copy, 3600)):
             print("Without a mutant, these fail, too:", *failed, sep="\n")
