@@ -8,6 +8,7 @@ a time, and runs the tests that execute the changed lines until one fails, for h
 import argparse
 import ast
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -72,8 +73,8 @@ class Contexts:
 
     def _tests(self, file: str, lines: Iterable[int] | None = None) -> list[str]:
         contexts = self._data.contexts_by_lineno(file)
-        tests = (context.partition("|")[0] for line in (contexts if lines is None else lines) for context in contexts.get(line, ()))
-        return [test for test in tests if test]
+        named = (context for line in (contexts if lines is None else lines) for context in contexts.get(line, ()))
+        return [re.sub(r"\|(setup|run|teardown)$", "", context) for context in named if context]
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """List the tests that execute the statement of a mutant, or its file at least; those of its package come first."""
