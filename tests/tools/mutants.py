@@ -20,6 +20,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,22 +75,28 @@ class Contexts:
     def _tests(self, file: str, lines: Iterable[int] | None = None) -> list[str]:
         contexts = self._data.contexts_by_lineno(file)
         named = (context for line in (contexts if lines is None else lines) for context in contexts.get(line, ()))
-        return [re.sub(r"\|(setup|run|teardown)$", "", context) for context in named if context]
+        return [_without_phase(context) for context in named if context]
+
+    def _tests_of_folder(self, folder: Path) -> list[str]:
+        tests = []
+        for path in folder.glob("*.py"):
+            lines = {node.lineno for node in _in_functions(path.read_text(encoding="utf-8"))}
+            tests += self._tests(str(path), lines)
+        return tests
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """List the tests that execute the statement of a mutant, or its file at least; those of its package come first."""
+        """List the tests that execute the statement of a mutant; those of its package come first.
+
+        Of what runs only when a module is imported, these are the tests that execute functions of its package.
+        """
         path = ROOT / mutant.file
         module = path.relative_to(ROOT / "app").with_suffix("")
         if path.suffix == ".py":
             text = path.read_text(encoding="utf-8")
             begin = text.count("\n", 0, place(mutant, text)) + 1
             end = begin + mutant.original.count("\n")
-            around = [
-                node
-                for node in ast.walk(ast.parse(text))
-                if isinstance(node, ast.stmt) and node.lineno <= begin and end <= (node.end_lineno or 0)
-            ]
-            tests = self._tests(str(path), range(around[-1].lineno, end + 1)) or self._tests(str(path))
+            around = [node for node in _in_functions(text) if node.lineno <= begin and end <= (node.end_lineno or 0)]
+            tests = self._tests(str(path), range(around[-1].lineno, end + 1)) if around else self._tests_of_folder(path.parent)
         else:  # what applies the files of a folder is the module of its name
             tests = self._tests(str(path.parent.with_suffix(".py")))
         package = str(Path("tests") / module.parent)
@@ -97,6 +104,19 @@ class Contexts:
             set(tests),
             key=lambda test: (f"test_{module.name}.py" not in test, not test.startswith(package), self._lines[test], test),
         )
+
+
+def _in_functions(text: str) -> Iterator[ast.stmt]:
+    """Yield the statements in the functions of a module, inner ones after those that contain them."""
+    for function in ast.walk(ast.parse(text)):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for statement in function.body:
+                yield from (node for node in ast.walk(statement) if isinstance(node, ast.stmt))
+
+
+@cache  # of the few contexts that there are, most execute thousands of lines
+def _without_phase(context: str) -> str:
+    return re.sub(r"\|(setup|run|teardown)$", "", context)
 
 
 @contextmanager
@@ -115,25 +135,31 @@ def copied() -> Iterator[Path]:
 
 def fail(tests: Iterable[str], copy: Path, seconds: float, *options: str) -> list[str]:
     """Run tests until the time is over; return which failed and why, or the reason why none ran."""
-    (copy / "tests_of_mutant").write_text("\n".join(tests), encoding="utf-8")
+    arguments = "\n".join(tests).replace(str(ROOT), str(copy))  # some have the path of a file
+    (copy / "tests_of_mutant").write_text(arguments, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:randomly", *options, "@tests_of_mutant"]
     # Compiled once, what is not mutated is imported in half the time.
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(copy.parent / "bytecode")}
     environment = os.environ | bytecode | {"COLUMNS": "250"}  # of the summary's lines
-    with subprocess.Popen(command, cwd=copy, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         ends = (
             threading.Timer(seconds, process.send_signal, [signal.SIGINT]),  # so that it stops what it has started
             threading.Timer(seconds + 60, process.kill),
         )
+        began = time.monotonic()
         for end in ends:
             end.start()
         output, _ = process.communicate()
         for end in ends:
             end.cancel()
-    if process.returncode in {pytest.ExitCode.OK, pytest.ExitCode.INTERRUPTED, -signal.SIGINT, -signal.SIGKILL}:
-        return []
     failed = [line.split(" ", 1)[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return failed or [f"pytest ended with {process.returncode}"]
+    if gone := tuple(re.findall(r"^ERROR: not found: (\S+)", output, re.MULTILINE)):  # since the contexts were measured
+        return fail([test for test in tests if not str(copy / test).startswith(gone)], copy, seconds, *options)
+    if failed or process.returncode == pytest.ExitCode.OK or time.monotonic() > began + seconds:
+        return failed
+    return [f"pytest ended with {process.returncode}: {' '.join(output.splitlines()[-1:])}"]
 
 
 def caught_by(mutant: Mutant, tests: list[str], copy: Path, seconds: float) -> str:
