@@ -137,7 +137,7 @@ def fail(tests: Iterable[str], copy: Path, seconds: float, *options: str) -> lis
     """Run tests until the time is over; return which failed and why, or the reason why none ran."""
     arguments = "\n".join(tests).replace(str(ROOT), str(copy))  # some have the path of a file
     (copy / "tests_of_mutant").write_text(arguments, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:randomly", *options, "@tests_of_mutant"]
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "", "-p", "no:randomly", *options, "@tests_of_mutant"]
     # Compiled once, what is not mutated is imported in half the time.
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(copy.parent / "bytecode")}
     environment = os.environ | bytecode | {"COLUMNS": "250"}  # of the summary's lines
@@ -155,6 +155,7 @@ def fail(tests: Iterable[str], copy: Path, seconds: float, *options: str) -> lis
         for end in ends:
             end.cancel()
     failed = [line.split(" ", 1)[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    failed = failed or re.findall(r"^(\S+::.*) (?:FAILED|ERROR)\b", output, re.MULTILINE)  # of one that has not ended
     if gone := tuple(re.findall(r"^ERROR: not found: (\S+)", output, re.MULTILINE)):  # since the contexts were measured
         return fail([test for test in tests if not str(copy / test).startswith(gone)], copy, seconds, *options)
     if failed or process.returncode == pytest.ExitCode.OK or time.monotonic() > began + seconds:
