@@ -169,7 +169,7 @@ def caught_by(mutant: Mutant, tests: list[str], copy: Path, seconds: float) -> s
     original = source.read_text(encoding="utf-8")
     begin = place(mutant, original) or 0
     source.write_text(original[:begin] + mutant.mutated + original[begin + len(mutant.original) :], encoding="utf-8")
-    failed = fail(tests, copy, seconds, "-x", "-o", f"timeout={seconds / 2}")
+    failed = fail(tests, copy, seconds, "-x", "-o", f"timeout={seconds / 2}", "-o", "timeout_func_only=true")
     source.write_text(original, encoding="utf-8")
     return failed[0] if failed else ""
 
