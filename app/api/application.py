@@ -51,10 +51,13 @@ _MODEL_ROUTES: dict[str, Sequence[HTTPRouteHandler]] = {
     "vectors": [EMBED, *embed.ROUTES],
     "analysis": analyze.ROUTES,
 }
+"""Routes that run models, by the tag of their subject (see `docs.TAGS`)."""
 
 Application = ASGIApp
 OpenSearch = Callable[[Pipeline, Catalog, Metrics], AbstractAsyncContextManager[SearchState]]
+"""Context manager of a worker's search: the connection to its process, or, in this process, search itself."""
 OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipeline, Metrics]]]
+"""Context manager of a worker's pool of Tritons, pipeline and metrics; closes them after the last request."""
 
 
 def build(

@@ -38,6 +38,7 @@ from app.errors import MalformedRequest, UnsupportedMediaType
 from app.model.reference import split_reference
 
 MAX_PATH = 1024
+"""Maximum length of a path, in characters. The longest valid paths contain a model name."""
 _MAX_PARAMETERS = 64
 _LENGTH_DIGITS = 19
 _TEXT_BYTES = 1 << 16

@@ -19,6 +19,7 @@ _QUALITY = re.compile(r";\s*q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*(?:;|$)",
 
 Found = TypeVar("Found")
 Respond = Callable[["ResponseInput[Any]"], Awaitable[ASGIResponse]]
+"""Makes the response, or raises a GatewayError."""
 
 
 class ResponseInput(NamedTuple, Generic[Found]):
@@ -32,12 +33,14 @@ class ResponseInput(NamedTuple, Generic[Found]):
     call: CallContext
     pipeline: Pipeline
     add_steps: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """Of a cascade, adds what its later steps say to the description of its first one's result."""
 
 
 class Format(NamedTuple):
     """A way to write a result."""
 
     name: str
+    """Value of the parameter `format`."""
     media_types: tuple[str, ...]
     """Values of `Accept` that select this format; the first one is preferred. Empty if it is selected by name only."""
     respond: Respond

@@ -35,6 +35,7 @@ _EXAMPLES = {
     "image": "the image with POST, for example with curl --data-binary @image.jpg",
     "images": "the images with POST, for example with curl -F images=@first.jpg -F images=@second.jpg",
 }
+"""How to send what a route takes."""
 _MAX_METHOD = 16
 _SIMILARITY = 0.7
 

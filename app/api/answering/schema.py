@@ -100,6 +100,7 @@ class DetectResponse(ResultOfModel, frozen=True):
     detections: list[Detection]
     num_detections: int
     visualization: bytes | UnsetType = UNSET
+    """The picture with the detections drawn on it, in base64; only for `format=image_and_json`."""
 
 
 class CocoResult(msgspec.Struct, frozen=True):
@@ -151,6 +152,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     version: str | None = None
     """The default version: the newest one, unless the model's config names another."""
     versions: list[str] = []
+    """The ready versions, ascending."""
     width: int | None = None
     height: int | None = None
     task: Task | None = None
@@ -158,6 +160,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     device: Literal["cpu", "gpu"] | None = None
     classes: list[str] = []
     keypoints: list[str] = []
+    """Names of the points that it finds of each object."""
     source: str | None = None
     licence: str | None = None
     detail: str | None = None
@@ -186,6 +189,7 @@ class StepInfo(msgspec.Struct, frozen=True):
     name: str
     model: str
     of: str | None
+    """The step whose objects it is about; null for the whole image."""
 
 
 class CascadeInfo(msgspec.Struct, frozen=True):

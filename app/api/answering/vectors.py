@@ -22,7 +22,9 @@ class EmbedResponse(ResultOfModel, frozen=True):
     embedding_norm: float
     """Length of the model's own vector."""
     image_id: str | None
+    """That of the request."""
     indexed: bool
+    """Whether it is in the index."""
 
 
 def to_vector(vector: NDArray[np.float32]) -> list[float]:
