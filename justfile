@@ -120,9 +120,9 @@ coverage *args: _setup
 
 # Change the code in small wrong ways, and see which the tests notice
 [group('develop')]
-mutants: _setup
-    @python -m pytest -q -n 2 --dist loadfile -m 'not faults and not packages and not soak and not clients and not texts' --cov=app --cov-context=test --cov-report=
-    @python -m tests.tools.mutants
+mutants *args: _setup
+    @python -m pytest -q -p tests.tools.contexts -n 2 --dist loadfile -m 'not faults and not packages and not soak and not clients and not texts' --cov=app --cov-context=test --cov-report=
+    @python -m tests.tools.mutants try {{ args }}
 
 # Serve, detect and stop once: a quick check of another Python or machine
 [group('develop')]

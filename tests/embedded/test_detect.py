@@ -2,7 +2,9 @@
 
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from app.embedded import detect
@@ -46,3 +48,13 @@ def test_detect_runs_nothing_from_a_folder_of_pictures(tmp_path: Path, monkeypat
 
     with pytest.raises(CommandError, match="the gateway did not start: /data/nereid/model_repository /triton"):
         detect.run(Settings(), ["a.jpg"])
+
+
+def test_interrupt_while_the_gateway_starts_ends_the_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"")
+    before = set(psutil.Process().children())
+    monkeypatch.setattr("app.host.program.command", lambda *_: [sys.executable, "-c", "import signal; signal.pause()"])
+    monkeypatch.setattr("app.host.http.get_status", Mock(side_effect=KeyboardInterrupt))
+
+    assert detect.run(Settings(), [str(tmp_path)]) == 130
+    assert set(psutil.Process().children()) == before

@@ -13,6 +13,7 @@ import pytest
 
 from app.embedded.folder import runs_elsewhere
 from app.embedded.postgres import install as installation
+from app.embedded.postgres.backup import backup
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.embedded.service import Service
 from app.host.program import CommandError
@@ -64,6 +65,13 @@ async def test_the_database_is_private_and_durable(home: Settings, server: Embed
     assert postmaster(home).uids().real == home.database_folder.stat().st_uid
     assert postmaster(home).uids().real != 0
     assert not postmaster(home).net_connections("inet")
+
+
+def test_backup_stops_the_server_that_it_has_started(home: Settings, tmp_path: Path) -> None:
+    backup(home, tmp_path / "kept")
+
+    assert (tmp_path / "kept").stat().st_size
+    assert not Path(home.database_home, "data", "postmaster.pid").exists()
 
 
 async def test_the_database_recovers_after_a_kill(home: Settings) -> None:

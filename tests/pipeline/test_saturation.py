@@ -51,15 +51,15 @@ async def test_a_triton_that_has_gone_is_neither_left_out_nor_called(
         served = server.model("tiny")
         served.calls = 1
         served.circuit = CircuitBreaker(TABLE, "tiny", server.address, noop)
-        served.circuit.is_open = True
+        served.circuit.is_open = served.circuit.is_wrong = True
     sample(metrics, world.admission, world.pool, decode_threads, {})
-    for name in ("api_triton_left_out", "api_triton_calls"):
+    for name in ("api_triton_left_out", "api_triton_calls", "api_triton_wrong"):
         assert shown(metrics, name) == {gone.address: 1, stays.address: 1}
     world.pool.remove(gone)
     await world.pool.refresh()
     sample(metrics, world.admission, world.pool, decode_threads, {})
 
-    for name in ("api_triton_left_out", "api_triton_calls"):
+    for name in ("api_triton_left_out", "api_triton_calls", "api_triton_wrong"):
         assert shown(metrics, name) == {gone.address: 0, stays.address: 1}
 
 

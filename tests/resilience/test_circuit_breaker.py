@@ -202,6 +202,26 @@ async def test_workers_that_wait_for_the_first_one_do_not_wait_for_each_other(op
     await eventually(lambda: all(circuit.is_closed for circuit in circuits))
 
 
+async def test_close_waits_for_the_end_of_the_probe(open_table: OpenTable) -> None:
+    """It may still hold a slot of an arena that is removed next."""
+    is_probing, ended = asyncio.Event(), []
+
+    async def probe() -> None:
+        is_probing.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("probe")
+
+    circuit = CircuitBreaker(open_table(), "tiny", "triton:8001", probe)
+    circuit.open_for_wrong_answers("zeros")
+    await is_probing.wait()
+    await circuit.close()
+
+    assert ended == ["probe"]
+
+
 async def test_one_right_answer_does_not_close_the_circuit(open_table: OpenTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "_MAX_PROBE_SECONDS", 0.01)
     answers = iter([True, False, True, False, False, True, True])

@@ -31,7 +31,9 @@ DIMENSIONS = 12
 @asynccontextmanager
 async def served(settings: Settings) -> AsyncIterator[Application]:
     """Start a worker, and what searches beside it: both in this process, with a socket between them; yield the worker."""
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch, pytest.MonkeyPatch.context() as patience:
+        for limit in ("_BEAT_SECONDS", "_SLOW_SECONDS"):  # a busy machine is not a dead process or database
+            patience.setattr(f"app.api.beside.{limit}", 20.0)
         socket = Path(folder, "search.sock")
         patch.setenv(SEARCH_SOCKET, str(socket))
         patch.setenv(TABLE_VARIABLE, "")

@@ -176,6 +176,13 @@ async def test_many_loads_are_refused(host: Host, monkeypatch: pytest.MonkeyPatc
     assert "load d" in host.fake.told
 
 
+async def test_finished_load_leaves_its_place_to_another(host: Host, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_demand, "_MAX_LOADS", 1)
+    await load(host.worker(), clock, "a", "b")
+
+    assert host.fake.told == ["load a", "load b"]
+
+
 async def test_a_load_goes_on_after_the_deadline(host: Host) -> None:
     worker = host.worker()
     host.fake.may_load.clear()

@@ -432,6 +432,19 @@ def test_boxes_that_look_like_fractions_are_told(
     assert "fractions" not in capsys.readouterr().err
 
 
+def test_detector_that_finds_few_boxes_in_the_samples_asks_for_more(
+    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads = head_tensors("end_to_end", SIZE)
+    added(save(exported(heads, SIZE, names=NAMES), tmp_path / "many.onnx"), repository, head="end_to_end")
+    of_many = capsys.readouterr().err
+    heads["output0"][1:] = 0
+    added(save(exported(heads, SIZE, names=NAMES), tmp_path / "few.onnx"), repository, head="end_to_end")
+
+    assert "--samples" not in of_many
+    assert "boxes; give --samples FOLDER of your own pictures to see more" in capsys.readouterr().err
+
+
 def test_network_with_a_fixed_batch_takes_one_image_at_a_time(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,6 +158,7 @@ def test_classifier_is_recognised(metadata: dict[str, str], scores: str, head: S
         (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
         (exported(one(7, ANCHORS)), {"head": "logits"}, "do not fit --head logits"),
         (exported(one(1000)), {"head": "yolo"}, "do not fit --head yolo"),
+        (exported(one(0, 6)), {"head": "rtdetr_topk", "labels": ("a",)}, r"output0 \(0, 6\) .* do not fit --head rtdetr_topk"),
         (exported(one(20, 21504)), {}, "do not fit a known head"),
         (exported(one(1)), {}, "do not fit a known head"),
         (exported({"a": (300, 4), "b": (300, 80)}), {}, "do not fit a known head"),

@@ -225,6 +225,29 @@ async def test_jobs_of_two_tenants_take_turns(search_settings: Settings, tmp_pat
     assert read == ["north", "south"] * 3
 
 
+async def test_shutdown_cancels_the_work_on_images_of_a_job(
+    search_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker goes on with the job: what the first one has begun must not be added beside it."""
+    is_reading, may_read, reads = Semaphore(0), Semaphore(0), jobs.read_allowed
+
+    def read_slowly(path: str, *others: Any) -> bytes | None:  # noqa: ANN401 - those of the function
+        is_reading.release()
+        may_read.acquire(timeout=PATIENCE_SECONDS)
+        return reads(path, *others)
+
+    monkeypatch.setattr(jobs, "read_allowed", read_slowly)
+    (tmp_path / "a.bmp").write_bytes(SCENE)
+    before = asyncio.all_tasks()
+    async with gateway_of(search_settings) as client:
+        json(await client.post("/ingest/directory", params={"directory": str(tmp_path), "wait": "false"}), 202)
+        assert await asyncio.to_thread(is_reading.acquire, timeout=PATIENCE_SECONDS)
+    left = asyncio.all_tasks() - before
+    may_read.release()
+
+    assert left == set()
+
+
 async def test_another_change_of_the_model_takes_the_place_of_one(search_settings: Settings) -> None:
     """One that is repeated after its worker has died when it had switched has succeeded."""
     search_settings = msgspec.structs.replace(search_settings, faces=False)
