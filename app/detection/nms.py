@@ -77,7 +77,8 @@ def to_corners(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
 def suppress(found: Candidates, classes: NDArray[np.int32] | None, iou: float) -> NDArray[np.intp]:
     """Choose the boxes that no better box suppresses, at most `MAX_DETECTIONS`, and return their indices, ascending.
 
-    The candidates are by descending score; `classes` is (n,), None if boxes of different classes also suppress each other.
+    The candidates are by descending score. A box goes if its intersection over union with a better one is above `iou`. `classes` is
+    (n,), None if boxes of different classes also suppress each other.
     """
     x1, y1, x2, y2 = found.boxes.T
     area = (x2 - x1) * (y2 - y1)

@@ -23,7 +23,10 @@ _MAX_VALUE = 1e9
 
 
 def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Candidates:
-    """Decode the output tensors for one image; raises InvalidImage if the model could not decode it, or InvalidModelOutput."""
+    """Decode the output tensors for one image, with a batch dimension of 1 or none.
+
+    Raises InvalidImage if the model could not decode it, or InvalidModelOutput, also for values that are not finite.
+    """
     head, tensors = spec.expect_head(HEADS.get(spec.head.task, DetectionHead)), take_outputs(spec, outputs)
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is rejected below
         found = _DECODERS[head.output_format](spec, tensors)

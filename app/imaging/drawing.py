@@ -48,6 +48,7 @@ class Marks(NamedTuple):
     boxes: NDArray[np.float32]
     """(n, 4) x1 y1 x2 y2, pixels of the image."""
     scores: NDArray[np.float32]
+    """(n,), as are ids and names."""
     class_ids: NDArray[np.int32]
     names: Sequence[str]
     masks: Sequence[Sequence[NDArray[np.float32]]] | None = None

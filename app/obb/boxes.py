@@ -41,7 +41,7 @@ def enclose(corners: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def suppress(found: Candidates, classes: NDArray[np.int32] | None, iou: float) -> NDArray[np.intp]:
-    """Choose the boxes that overlap with no better box, itself suppressed or not, by `iou` or more, which is probabilistic.
+    """Choose the boxes that overlap with no better box, itself suppressed or not, by a probabilistic `iou` or more.
 
     This is the fast NMS of Ultralytics' own post-processing; arguments and return value are as for `nms.suppress`.
     """

@@ -22,7 +22,7 @@ class Batcher:
 
     While fewer calls are under way than allowed, an image is sent immediately. Otherwise, images wait until a call ends and are
     sent as a batch: batches grow with the load, and no image waits for a timer. A caller that has less than its part of the images
-    under way has a call of its own, beyond those that are allowed. Images of a higher priority have calls of their own, too.
+    under way has one call of its own, beyond those that are allowed. Images of a higher priority have calls of their own, too.
     """
 
     def __init__(self, calls: TritonCalls) -> None:

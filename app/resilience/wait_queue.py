@@ -17,7 +17,7 @@ class WaitQueue(Generic[L]):
         """Start empty; look for room this often, because there is no notification when a request of another worker ends."""
         self._poll_seconds = poll_seconds
         self._turns: dict[asyncio.Future[L], tuple[float, Callable[[], L | None]]] = {}
-        """The priority of each request, and what makes its lease, in order of arrival."""
+        """The priority of each request, and what makes its lease, or None while there is no room; in order of arrival."""
         self._poll: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:

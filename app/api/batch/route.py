@@ -75,6 +75,7 @@ class Writer(NamedTuple):
     """Encodes the result of the image with an index; also returns what it adds to the sums over the batch."""
     finish: Callable[[ImagesAnswer[Any, bytes]], bytes]
     encode_failure: Callable[[int, Problem], bytes] | None = None
+    """Encodes the error of an image as a line; None for a response that is one document."""
 
 
 MakeWriter = Callable[[P, Sequence[str | None], str], Writer]
