@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from app.api import application
-from app.api.admission.guards import guard_circuit, guard_key, guard_payload
+from app.api.admission.guards import guard_circuit, guard_key, guard_payload, guard_timing
 from app.api.application import Application
 from app.api.caller.keys import ApiKeys
 from app.api.context import RequestContext, context_of
@@ -106,7 +106,7 @@ def type_for(route: ModelRoute) -> tuple[str, str]:
 @BOTH
 async def test_every_route_that_runs_a_model_lists_the_guards_in_their_order(gateway: Gateway) -> None:
     for path, route in gateway.routes:
-        assert (path, route.resolve_guards()) == (path, [guard_key, guard_payload, guard_circuit])
+        assert (path, route.resolve_guards()) == (path, [guard_key, guard_payload, guard_circuit, guard_timing])
 
 
 @BOTH

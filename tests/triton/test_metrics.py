@@ -24,6 +24,8 @@ from tests.support import OpenTable, eventually, finds, started, until_ready
 from tests.triton.test_statistics import add_version
 from tests.world import Time, time_of_app
 
+SECONDS = 1000
+"""Of an interval, so that none begins by the real time that a busy machine takes."""
 IDLE = pytest.approx(float("nan"), nan_ok=True)
 
 
@@ -33,10 +35,10 @@ def tell(fake: FakeTriton, *counters: int) -> None:
     add_version(fake, "tiny", "1", *counters)
 
 
-async def until_read(table: TableView, time: Time) -> None:
+async def until_read(table: TableView, time: Time, seconds: int = SECONDS) -> None:
     """Let time pass until the next reading that has not begun yet."""
-    number = int(time() // 5) + 1
-    await time.skip(5)
+    number = int(time() // seconds) + 1
+    await time.skip(seconds)
     await eventually(lambda: msgspec.msgpack.decode(table.published(), type=list[metrics.Reading])[-1].number >= number)
 
 
@@ -79,8 +81,11 @@ class Host:
 async def host(open_table: OpenTable, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Host]:  # noqa: ARG001 - makes the table
     """Two workers, after the first reading of their Tritons: 2 images in a batch, and 100 images in 10 batches."""
     monkeypatch.setattr(metrics, "_SECONDS", 60.0)  # real time, on a busy machine
+    monkeypatch.setattr(metrics, "_INTERVAL_SECONDS", SECONDS)
     async with AsyncExitStack() as stack:
-        host = Host(stack.enter_context(time_of_app()))
+        time = stack.enter_context(time_of_app())
+        await time.skip(SECONDS - time() % SECONDS)
+        host = Host(time)
         tell(host.fakes[0], 2, 1, 1, 1_000_000, 1, 5_000_000)
         tell(host.fakes[1], 100, 10, 10, 10_000_000, 10, 50_000_000)
         add_version(host.fakes[1], "not in use", "1", 1, 1, 1, 1, 1, 1)
@@ -177,11 +182,12 @@ async def test_a_real_triton(own_triton: tuple[Settings, EmbeddedTriton]) -> Non
     async with started(create_app(settings)) as often, started(create_app(settings)) as rarely:
         view = TableView()
         with time_of_app() as time:
+            await time.skip(5 - time() % 5)
 
             async def pass_intervals(intervals: int = 1) -> Samples:
                 seen: Samples = {}
                 for _ in range(intervals):
-                    await until_read(view, time)
+                    await until_read(view, time, 5)
                     seen = await scrape(often)
                 found = {name: value for name, value in (await scrape(rarely)).items() if name.startswith("triton_")}
                 assert {name: seen[name] for name in found} == pytest.approx(found, nan_ok=True)

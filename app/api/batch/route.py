@@ -1,6 +1,7 @@
 """Routes for several images, each of which succeeds or fails on its own: POST /detect/batch and those of other tasks."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
@@ -120,6 +121,8 @@ def images_route(  # noqa: PLR0913 - the properties of a route
             images, writer = content.images, make_writer(wanted, content.names, media_type)
             memory = stack.enter_context(pipeline.admission.memory.reserve(call.caller, "the results of this batch"))
 
+            totals = Counter[str]()
+
             async def convert(index: int, found: R) -> bytes:
                 work = partial(writer.encode, index, found)
                 if not isinstance(found, Detections) or native.is_large(found):
@@ -128,10 +131,11 @@ def images_route(  # noqa: PLR0913 - the properties of a route
                     memory.add(len(encoded))
                 else:
                     encoded, counts = work()
-                answer.totals.update(counts)
+                totals.update(counts)
                 return encoded
 
             answer: ImagesAnswer[R, bytes] = ImagesAnswer(content.names, convert, context, worker.metrics)
+            answer.totals = totals  # `convert` must not refer to the answer: a cycle would keep the results
             stack.callback(answer.log)
             context.log_fields["image_bytes"] = sum(len(image) for image in images if isinstance(image, bytes))
             try:

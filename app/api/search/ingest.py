@@ -249,8 +249,10 @@ async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch
             index = own.image_index
             return await search.ingest(context.tenant, image, ids[index], own, wanted.options, path=paths[index])
 
+        totals = Counter[str]()
+
         async def keep(index: int, found: Ingested) -> tuple[NearDuplicate | None, DuplicateDetail | None]:
-            answer.totals.update(found.counts())
+            totals.update(found.counts())
             known = found.added.duplicate if found.added.status == "duplicate" else None
             duplicate = known and DuplicateDetail(ids[index], known.image_id, found.image.content_hash.hex())
             return _near(found, ids[index]), duplicate
@@ -262,7 +264,7 @@ async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch
     errors = [ErrorDetail(image_id=ids[each.index], **msgspec.structs.asdict(each)) for each in answer.failures() or ()]
     kept = [details for _, details in sorted(answer.converted.items())]
     document = IngestBatchResponse(
-        **sum_up(answer.totals + Counter(errors=len(errors))),
+        **sum_up(totals + Counter(errors=len(errors))),
         duplicate_details=[duplicate for _, duplicate in kept if duplicate] or None,
         error_details=errors or None,
         near_duplicate_details=[near for near, _ in kept if near] or None,

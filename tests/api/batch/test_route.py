@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from app.api.admission import middleware
+from app.api.batch.answer import ImagesAnswer
 from app.errors import GatewayFull
 from app.main import create_app
 from app.pipeline.batch_request import BatchRequest
@@ -19,7 +20,7 @@ from app.settings.schema import Settings
 from tests.fakes import models
 from tests.fakes.triton import FakeTriton
 from tests.faults.corpus import bombs
-from tests.support import SCENE, captured_log, json, sample_image, started
+from tests.support import SCENE, captured_log, in_cycles, json, sample_image, started
 
 SCENES = [models.scene("BMP", shift=shift) for shift in (-16, -8, 0, 8, 16)]
 LINES = {"Accept": "application/x-ndjson"}
@@ -46,6 +47,16 @@ def lines_of(response: httpx.Response) -> list[dict[str, Any]]:
 async def alone(client: httpx.AsyncClient) -> list[list[dict[str, Any]]]:
     answers = [await client.post("/predict/six_columns?boxes=pixel", content=scene) for scene in SCENES]
     return [json(answer)["detections"] for answer in answers]
+
+
+@pytest.mark.parametrize("headers", [{}, LINES])
+async def test_results_of_a_batch_are_released_at_once(client: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    with in_cycles(ImagesAnswer) as kept:
+        for _ in range(3):
+            response = await client.post("/detect/batch?model=six_columns", files=form(*SCENES), headers=headers)
+            assert response.status_code == 200
+
+    assert not kept
 
 
 @pytest.mark.parametrize("field", ["images", "image", "file"])
