@@ -28,6 +28,8 @@ from app.triton.config_file import unloadable_models
 from app.triton.repository import loadable_models
 from app.triton.status import ModelDied, own_message
 
+# Triton expects a sign of life from each process of a model every second.
+_SILENT = "is not healthy"
 _READY_SECONDS = 60.0
 _CHECK_SECONDS = 10.0
 _STOP_SECONDS = 10.0
@@ -161,19 +163,24 @@ class EmbeddedTriton:
         model, was_restarted = self._settings.model, False
         until = time.monotonic() + _READY_SECONDS
         while True:
+            failure = ""  # of a busy machine
             # Triton loads its models before it listens, so its first response is final.
             with suppress(TritonUnavailable):
                 if self._client.is_ready(model):
                     return
-                break
-            if (code := self.poll()) is not None:
-                if code == -signal.SIGABRT and not was_restarted:  # seen on busy machines, with boost's lock_exception
-                    say("Triton has aborted while it started; starting it again")
-                    was_restarted, until = True, time.monotonic() + _READY_SECONDS
-                    self.kill()
-                    self.spawn()
-                    continue
-                raise CommandError(f"Triton exited with code {code} while it started; its log is {self.log}")
+                if was_restarted or _SILENT not in self.load_failures().get(model, ""):
+                    break
+                failure = f"a process of {model} was silent while Triton started"
+            if not failure and (code := self.poll()) is not None:
+                if code != -signal.SIGABRT or was_restarted:
+                    raise CommandError(f"Triton exited with code {code} while it started; its log is {self.log}")
+                failure = "Triton has aborted while it started"  # with boost's lock_exception
+            if failure:
+                say(f"{failure}; starting it again")
+                was_restarted, until = True, time.monotonic() + _READY_SECONDS
+                self.kill()
+                self.spawn()
+                continue
             if time.monotonic() > until:
                 raise CommandError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
             time.sleep(_POLL_SECONDS)

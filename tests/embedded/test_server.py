@@ -357,6 +357,25 @@ def test_server_that_aborts_is_started_again_once(imitation: Settings, capsys: p
     assert capsys.readouterr().err.count("Triton has aborted while it started; starting it again\n") == 2
 
 
+def test_server_whose_process_of_a_model_was_silent_is_started_again_once(
+    stand_in: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a busy machine, a process of a model may give no sign of life for a second."""
+    says = SAYS.replace("out of luck", "Stub process 'six_columns_0_0' is not healthy")
+    program = program_of(imitate(stand_in, is_ready=False, says=says))
+    silent, started = program.rename(program.with_name("silent")), program.with_name("started")
+    working = program_of(imitate(stand_in)).rename(program.with_name("working"))
+    script(stand_in, f'[ -e {started} ] && exec {working} "$@"; touch {started}; exec {silent} "$@"')
+    server = EmbeddedTriton(stand_in)
+    server.start()
+    server.stop()
+    script(stand_in, f'exec {silent} "$@"')
+    with pytest.raises(CommandError, match="six_columns could not be loaded: Internal: Stub process"):
+        server.start()
+
+    assert capsys.readouterr().err.count("a process of six_columns was silent while Triton started; starting it again\n") == 2
+
+
 def test_log_of_the_last_start_is_kept(stand_in: Settings) -> None:
     server = EmbeddedTriton(stand_in)
     for text in ("first", "second", "third"):
