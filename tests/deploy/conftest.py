@@ -29,7 +29,8 @@ def api(builder: Builder) -> Image:
 
 @pytest.fixture(scope="session")
 def embedded(builder: Builder) -> Image:
-    return builder.unpack(builder.build("embedded"))
+    # With the same source, because both images share the layers with the labels, whichever is built first.
+    return builder.unpack(builder.build("embedded", f"--build-arg=SOURCE={SOURCE}"))
 
 
 @pytest.fixture
