@@ -321,7 +321,9 @@ async def test_the_log_of_the_gateway_has_the_address_of_the_client(service: Ser
 @pytest.mark.parametrize(
     ("given", "is_kept"), [("camera-1.42", True), ("x" * 64, True), ("x" * 65, False), ('"}, {', False), ("", False)]
 )
-async def test_one_request_id_in_both_logs(service: Service, client: httpx.AsyncClient, given: str, *, is_kept: bool) -> None:
+async def test_request_id_is_the_same_in_both_logs(
+    service: Service, client: httpx.AsyncClient, given: str, *, is_kept: bool
+) -> None:
     used = (await client.get("/models", headers={"X-Request-ID": given})).headers["x-request-id"]
 
     assert (used == given) == is_kept

@@ -92,7 +92,7 @@ def post(proxy: Proxy, body: bytes, address: str = "127.0.0.99") -> httpx.Respon
 
 
 @pytest.mark.parametrize("path", ["/detect", "/detect/batch", "/deepstack/v1/vision/detection", "/livez", "/models"])
-def test_one_address_may_send_eight_large_bodies_at_once(proxy: Proxy, path: str) -> None:
+def test_address_may_send_eight_large_bodies_at_once(proxy: Proxy, path: str) -> None:
     """Without the limit, large bodies would fill the disk."""
     with uploads(proxy, "127.0.0.40", 60, head("Content-Length: 50000000", path)) as accepted:
         assert accepted == 8

@@ -39,7 +39,7 @@ def test_python_runs_itself() -> None:
 
 
 @pytest.mark.parametrize("failure", ["exit 1", "echo hello"], ids=["without pip", "something else"])
-def test_one_file_takes_the_newest_that_works(path: Path, failure: str) -> None:
+def test_binary_takes_the_newest_python_that_works(path: Path, failure: str) -> None:
     put(path / "python3.13", failure)
     put(path / "python3.12", """echo '["3.10", "/usr/lib"]'""")
     put(path / "python3.11", f"""echo '["{VERSION}", "/opt/lib", "/usr/lib"]'""")
@@ -48,7 +48,7 @@ def test_one_file_takes_the_newest_that_works(path: Path, failure: str) -> None:
     assert find() == interpreter.Interpreter(str(path / "python3.11"), VERSION, [Path("/opt/lib"), Path("/usr/lib")])
 
 
-def test_one_file_passes_over_what_is_no_program(path: Path) -> None:
+def test_binary_passes_over_files_that_are_no_program(path: Path) -> None:
     (path / "python3.13").write_bytes(b"\x7fELF?")
     (path / "python3.13").chmod(0o755)
     put(path / "python3.12", f"""echo '["{VERSION}"]'""")

@@ -37,7 +37,7 @@ def test_child_is_told_only_of_descriptors_that_it_inherits(monkeypatch: pytest.
     assert told == {"NEREID_INTERNAL_LAST_VALID_FD": "7"}
 
 
-def test_one_file_runs_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_binary_runs_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(program, "IS_ONE_FILE", True)
     monkeypatch.setattr(program, "ROOT", tmp_path)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/lib/own")

@@ -48,7 +48,7 @@ def test_pixels_are_upright(decoders: Decoders, data: bytes, name: str) -> None:
     check_blocks(decoders.decode(data, name))
 
 
-def test_one_pillow_is_installed() -> None:
+def test_single_pillow_is_installed() -> None:
     """Either pillow-simd or Pillow, which `pi-heif` declares and which has the same files."""
     packages = [package for name in ("pillow", "pillow-simd") for package in metadata.distributions(name=name)]
     assert [package.version for package in packages] == [PIL.__version__]

@@ -629,7 +629,7 @@ SCORES: Tensor = ("scores", "TYPE_FP32", [1000])
         (("s", "TYPE_FP32", [-1, 10]), 0, 10),
     ],
 )
-def test_one_score_for_each_class_is_a_classifier(output: Tensor, batch: int, classes: int) -> None:
+def test_score_for_each_class_is_a_classifier(output: Tensor, batch: int, classes: int) -> None:
     side = ("image", "TYPE_UINT8", [*([output[2][0]] if not batch else []), 224, 224, 3])
     given = spec_of(output, image=side, batch=batch)
 

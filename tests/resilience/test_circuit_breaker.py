@@ -222,7 +222,7 @@ async def test_close_waits_for_the_end_of_the_probe(open_table: OpenTable) -> No
     assert ended == ["probe"]
 
 
-async def test_one_right_answer_does_not_close_the_circuit(open_table: OpenTable, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_single_right_answer_does_not_close_the_circuit(open_table: OpenTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "_MAX_PROBE_SECONDS", 0.01)
     answers = iter([True, False, True, False, False, True, True])
     states: list[bool] = []

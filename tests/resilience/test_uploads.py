@@ -17,7 +17,7 @@ def workers(open_table: OpenTable) -> Sequence[AnonymousUploads]:
     return [AnonymousUploads(open_table(), 100) for _ in range(2)]
 
 
-def test_one_address_may_send_eight(workers: Sequence[AnonymousUploads]) -> None:
+def test_address_may_send_eight_bodies(workers: Sequence[AnonymousUploads]) -> None:
     with ExitStack() as stack:
         for number in range(7):
             stack.enter_context(workers[number % 2].start("192.0.2.1"))

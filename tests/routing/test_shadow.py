@@ -244,7 +244,7 @@ async def test_few_images_wait_for_their_answers_to_leave(door: Door) -> None:
     await door.until(dropped=6, compared=64)
 
 
-async def test_one_shadow_is_under_way_while_up_to_63_wait(door: Door) -> None:
+async def test_single_shadow_is_under_way_while_up_to_63_wait(door: Door) -> None:
     door.triton.may_answer.clear()
     for _ in range(70):
         await door.ask()

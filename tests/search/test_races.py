@@ -39,7 +39,7 @@ async def test_a_name_is_registered_again_while_it_is_deleted(engine: PostgresEn
     assert await engine.names("") == (["anna"] if faces else [])
 
 
-async def test_one_model_may_describe_both_images_and_faces(engine: PostgresEngine) -> None:
+async def test_single_model_may_describe_both_images_and_faces(engine: PostgresEngine) -> None:
     image = msgspec.structs.replace(with_faces("a", like(1)), vectors=[Vector(like(0), "faces_description:1")])
     await engine.add("", image)
     for index, axis in (("global", 0), ("faces", 1)):

@@ -59,7 +59,7 @@ def test_trusted_proxies_are_addresses_or_networks() -> None:
     assert load({}).trusted_networks == ()
 
 
-def test_one_instance_listens_on_host_and_port_or_on_its_socket(tmp_path: Path) -> None:
+def test_single_instance_listens_on_host_and_port_or_on_its_socket(tmp_path: Path) -> None:
     """None stands for host and port."""
     assert Settings().sockets == [None]
     assert Settings(socket=str(tmp_path / "api.sock")).sockets == [tmp_path / "api.sock"]

@@ -158,7 +158,7 @@ async def test_another_worker_goes_on_if_the_reader_ends(host: Host) -> None:
     assert host.read()["triton_batch_size,tiny"] == (18 - 2) / (3 - 1)
 
 
-async def test_one_triton_hangs_and_the_other_restricts_its_statistics(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_triton_is_down_and_a_restricted_one_is_up(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_SECONDS", 0.5)
     host.fakes[0].may_tell.clear()
     host.fakes[1].query_refusal = (

@@ -146,7 +146,7 @@ async def test_steps_of_a_loaded_ensemble_stay(host: Host, clock: Clock) -> None
     assert host.fake.loaded == {"default", "a", "c"}
 
 
-async def test_one_load_runs_at_a_time_however_many_requests_need_it(host: Host) -> None:
+async def test_loads_run_one_at_a_time_however_many_requests_need_them(host: Host) -> None:
     one, other = host.worker(), host.worker()
     host.fake.may_load.clear()
     asking = [asyncio.create_task(worker.load("a", SECONDS)) for worker in (one, one, other)]

@@ -311,7 +311,7 @@ async def test_a_triton_that_is_gone_and_does_not_answer_delays_nothing(two: Two
     await transport.close()
 
 
-async def test_one_triton_is_used_whatever_is_known_of_it() -> None:
+async def test_only_triton_is_used_whatever_is_known_of_it() -> None:
     fake = FakeTriton()
     async with serving(fake):
         pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), TABLE)])

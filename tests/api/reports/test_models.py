@@ -33,7 +33,7 @@ async def test_the_models_of_triton_are_listed_with_their_state(gateway: Gateway
     assert {"yolo11n": "not_pulled", "yolox_nano": "not_pulled"}.items() <= states.items()
 
 
-async def test_one_model_is_described(gateway: Gateway) -> None:
+async def test_single_model_is_described(gateway: Gateway) -> None:
     _, client = gateway
     listed = by_name(json(await client.get("/models")))
     for name in ("a", "b", "yolo11n"):
