@@ -75,6 +75,8 @@ class Service:
         self._failed_starts = 0
         self._ends: list[float] = []
         self._told = ""
+        self._defect = ""
+        """What others have found since the last restart, which may not happen yet."""
         self._defect_at, self._pause = -math.inf, _MEMORY_SECONDS
         self._start_at: float | None = None if is_ready else monotonic()
         self._started_at = monotonic()
@@ -89,6 +91,13 @@ class Service:
         if code is not None:
             self._restart(f"exited with code {code}", code or 1)
             return
+        # The pause is a minute, and doubles, up to an hour, with each restart that comes as soon as it may.
+        waited = monotonic() - self._defect_at
+        if self._defect and waited >= self._pause:
+            self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS) if waited < 2 * self._pause else _MEMORY_SECONDS
+            self._defect_at = monotonic()
+            self._restart(f"does not work ({self._defect})", 1)
+            return
         if self._check is None:
             if monotonic() >= self._next_check:
                 self._check = self._checker.submit(self.program.check)
@@ -101,12 +110,8 @@ class Service:
 
     def note_defect(self, reason: str) -> None:
         """Restart the program because of what others have found, after a pause, in which the rest of it works."""
-        # It is a minute, and doubles, up to an hour, with each restart that comes as soon as it may.
-        waited = monotonic() - self._defect_at
-        if self.is_ready and waited >= self._pause:
-            self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS) if waited < 2 * self._pause else _MEMORY_SECONDS
-            self._defect_at = monotonic()
-            self._restart(f"does not work ({reason})", 1)
+        if self.is_ready:
+            self._defect = reason
 
     def close(self) -> None:
         """Stop watching the program."""
@@ -147,7 +152,7 @@ class Service:
             self._failed_starts += 1
             if self._gives_up and (not self._was_ready or self._failed_starts >= _MAX_FAILED_STARTS):
                 raise ServiceError(f"{self.program.name} {reason}", code)
-        self.is_ready = False
+        self.is_ready, self._defect = False, ""
         self._ends = [*(end for end in self._ends if now - end < _MEMORY_SECONDS), now]
         again = len(self._ends) - 2
         delay = 0.0 if again < 0 else min(_FIRST_DELAY_SECONDS * 2**again, _MAX_DELAY_SECONDS)

@@ -26,6 +26,7 @@ from app.model.golden import SAMPLE, Golden
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
 from app.pipeline.golden import added_values, golden_input, read_golden
+from app.pipeline.probe import run_probe
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.telemetry.metrics import Metrics
 from app.triton.backend import TritonBackend
@@ -105,6 +106,7 @@ class Examiner:
             return
         try:
             for _ in range(_count_questions(spec)):
+                await run_probe(served.server.client, spec)  # otherwise a late answer to the last question looks right
                 if reason := await self._why_wrong(served, known):
                     self._count(known)
                     raise InferenceFailed(reason)
@@ -185,6 +187,7 @@ class Examiner:
             if not await self._why_wrong(served, known):
                 return
             for _ in range(_count_questions(known.spec)):
+                await run_probe(served.server.client, known.spec)  # otherwise a late answer to the last question looks right
                 if reason := await self._why_wrong(served, known):
                     self._count(known)
                     self._metrics.wrong_episodes.add(1, known.spec.reference)

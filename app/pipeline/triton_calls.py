@@ -228,6 +228,8 @@ class TritonCalls:
             return  # only this call was lost
         if isinstance(error, Unanswered) or (isinstance(error, TritonUnavailable) and not isinstance(error, Overloaded)):
             self._note_failure(served, spec, is_lost=isinstance(error, _LOST))
+            if isinstance(error, ModelDied):  # if it was only silent, its next answers may be those of earlier requests
+                self.examiner.note_error(served, spec)
             return
         # The duration of a call during a hang of Triton is no measure of the model's speed.
         if isinstance(error, DeadlinePassed | None) and served.is_usable and in_flight.began_at >= served.measured_since:

@@ -75,6 +75,7 @@ _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
     ("NOT_FOUND", "", UnknownModel, "there is no such model"),
     ("DEADLINE_EXCEEDED", "", Unanswered, "Triton did not answer in time"),
     ("INTERNAL", "is not healthy", ModelDied, "the model's process has died"),
+    ("INTERNAL", "Failed to obtain the health mutex", ModelDied, "the model's process has died"),  # which it held
     ("INTERNAL", "RST_STREAM", Disconnected, "the connection to Triton broke"),
     ("INTERNAL", "", ModelFailed, "Triton reported an error of the model"),
     ("UNAUTHENTICATED", "", Refused, "Triton does not accept the gateway's credentials"),

@@ -30,6 +30,7 @@ class Served(NamedTuple):
     port: int
     environ: dict[str, str]
     models: Path
+    log: Path
 
 
 def _copy_checkout(folder: Path) -> None:
@@ -64,8 +65,9 @@ def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     environ = {"NEREID_PORT": str(port), "NEREID_TRITON_HOME": triton_home(home)}
     command = [sys.executable, "-m", "app", "serve"]
     settings = {**environ, "NEREID_MODEL_REPOSITORY": str(models)}
-    with running(command, settings, port, "/readyz", folder / "serve.log", ready_seconds=_READY_SECONDS):
-        yield Served(port, environ, models)
+    log = folder / "serve.log"
+    with running(command, settings, port, "/readyz", log, ready_seconds=_READY_SECONDS):
+        yield Served(port, environ, models, log)
 
 
 @contextmanager
@@ -125,7 +127,9 @@ def test_blocks_run(page: Path, served: Served, networks: dict[str, Path], recor
         finally:
             end_group(process, _STOP_SECONDS)
 
-        assert code == 0, log.read_text(encoding="utf-8", errors="replace").rpartition("\n--- ")[2]
+        gateway = [line for line in served.log.read_text(encoding="utf-8").splitlines() if '"event":"request"' not in line]
+        failed = log.read_text(encoding="utf-8", errors="replace").rpartition("\n--- ")[2]
+        assert code == 0, "\n".join([failed, "The gateway's log:", *gateway[-20:]])
 
 
 def test_marks_of_blocks() -> None:
