@@ -33,7 +33,7 @@ from app.triton.backend import TritonBackend
 from app.triton.model_on_server import ModelOnServer
 from app.triton.pool import TritonPool
 from app.triton.statistics import ModelStatistics, read_statistics
-from app.triton.status import ModelReplaced, own_message
+from app.triton.status import ModelDied, ModelReplaced, own_message
 
 EVERY_SECONDS = 60.0
 """Interval of the questions to models that are used."""
@@ -95,6 +95,14 @@ class Examiner:
     def note_error(self, served: ModelOnServer, spec: ModelSpec) -> None:
         """Tell the worker that asks of an error of a model."""
         self._metrics.table.add(self._errors_column(served, spec), 1)
+
+    def note_death(self, served: ModelOnServer, spec: ModelSpec) -> None:
+        """Leave a model out one of whose processes Triton takes for dead.
+
+        If the process was only silent for a second, Triton reads its late results as those of the next requests.
+        """
+        self._metrics.model_deaths.add(1, spec.reference)
+        self._circuit(served, spec).open_for_wrong_answers("a process of the model has died")
 
     async def probe(self, served: ModelOnServer, spec: ModelSpec) -> None:
         """Ask a model that is left out once; raises GatewayError if the answer is not right, or there is none."""
@@ -193,6 +201,8 @@ class Examiner:
                     self._metrics.wrong_episodes.add(1, known.spec.reference)
                     self._circuit(served, known.spec).open_for_wrong_answers(reason)
                     return
+        except ModelDied:
+            self.note_death(served, known.spec)
         except GatewayError:  # it says nothing of the model
             known.asked_at += _ERRORS_SECONDS - EVERY_SECONDS
         except Exception:

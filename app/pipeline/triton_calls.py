@@ -51,10 +51,8 @@ _MAX_RETRY_SECONDS = 1.0
 _MISSED = 5
 # The connection broke, or Triton is stopping. The same address may answer a moment later.
 _INTERRUPTED = (Unreachable, Disconnected, Draining)
-# Errors after which the same Triton is called again, because the connection or the process of the model may be replaced.
-_RETRIED = (*_INTERRUPTED, ModelDied)
 # Errors that open the circuit immediately if another Triton works.
-_LOST = (*_RETRIED, Refused)
+_LOST = (*_INTERRUPTED, ModelDied, Refused)
 # Errors after which a call is retried at another Triton, if any; the values are labels of the retry metric.
 _REASONS: dict[type[GatewayError], str] = {
     Unreachable: "unreachable",
@@ -184,7 +182,7 @@ class TritonCalls:
         failures = self.circuit(in_flight.served, batch.spec).consecutive
         delay = random.uniform(0, min(_RETRY_SECONDS * 2**failures, _MAX_RETRY_SECONDS))  # noqa: S311 - not a secret
         is_given_up = batch.is_abandoned or batch.remaining_seconds <= delay
-        if is_given_up or not isinstance(error, _RETRIED) or not self._retries.take():
+        if is_given_up or not isinstance(error, _INTERRUPTED) or not self._retries.take():
             return False
         await asyncio.sleep(delay)
         return True
@@ -215,7 +213,7 @@ class TritonCalls:
                 self.pool.transport.abandon(slot.arena)
             raise
         except ModelDied:
-            self.metrics.model_deaths.add(1, batch.spec.reference)
+            self.examiner.note_death(served, batch.spec)
             raise
         server.silence.heard_at = monotonic()
         if served.is_wrong:
@@ -228,8 +226,6 @@ class TritonCalls:
             return  # only this call was lost
         if isinstance(error, Unanswered) or (isinstance(error, TritonUnavailable) and not isinstance(error, Overloaded)):
             self._note_failure(served, spec, is_lost=isinstance(error, _LOST))
-            if isinstance(error, ModelDied):  # if it was only silent, its next answers may be those of earlier requests
-                self.examiner.note_error(served, spec)
             return
         # The duration of a call during a hang of Triton is no measure of the model's speed.
         if isinstance(error, DeadlinePassed | None) and served.is_usable and in_flight.began_at >= served.measured_since:
@@ -289,19 +285,16 @@ class TritonCalls:
 
     async def _probe(self, served: ModelOnServer, spec: ModelSpec) -> None:
         """Raise GatewayError if a Triton cannot run a model, unless the model fails at another Triton as well."""
-        if served.is_wrong:
-            await self.examiner.probe(served, spec)
-            served.forget_speed()
-            return
         try:
-            is_well = await run_probe(served.server.client, spec)
+            if served.is_wrong:
+                await self.examiner.probe(served, spec)
+            elif not await run_probe(served.server.client, spec):
+                other = self.pool.find_other(served, spec)
+                if other is not None and await run_probe(other.server.client, spec):
+                    raise ModelFailed("another Triton runs the model")
         except ModelDied:
-            self.metrics.model_deaths.add(1, spec.reference)
+            self.examiner.note_death(served, spec)
             raise
-        if not is_well:
-            other = self.pool.find_other(served, spec)
-            if other is not None and await run_probe(other.server.client, spec):
-                raise ModelFailed("another Triton runs the model")
         served.forget_speed()
 
 

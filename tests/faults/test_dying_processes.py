@@ -159,14 +159,19 @@ async def detect(url: str) -> Answer:
     return await ask(url, encode(models.solid(1, 2, 3), Content_Type="image/png"))
 
 
+def twice(fault_repository: Path, folder: Path) -> Path:
+    """Return a repository whose `checksum` has two processes."""
+    repository = shutil.copytree(fault_repository, folder / "models")
+    config = repository / "checksum" / "config.pbtxt"
+    config.write_text(config.read_text(encoding="utf-8").replace("count: 1", "count: 2"), encoding="utf-8")
+    return repository
+
+
 @pytest.mark.parametrize("model", ["checksum", "queue_of_4"])
 async def test_a_model_that_has_lost_a_process_is_repaired(
     fault_repository: Path, tmp_path: Path, record_figure: RecordFigure, model: str
 ) -> None:
-    repository = tmp_path / "models"
-    shutil.copytree(fault_repository, repository)
-    config = repository / "checksum" / "config.pbtxt"
-    config.write_text(config.read_text(encoding="utf-8").replace("count: 1", "count: 2"), encoding="utf-8")
+    repository = twice(fault_repository, tmp_path)
     image = encode(models.solid(1, 2, 3), f"/predict/{model}", Content_Type="image/png")
     statuses: Counter[int] = Counter()
     with running_fleet(repository, tmp_path, instances=1) as fleet:
@@ -187,6 +192,29 @@ async def test_a_model_that_has_lost_a_process_is_repaired(
         record_figure(f"process of {model} killed: Triton restarted after, s", noticed, 3)  # of which Triton takes one to find out
         record_figure(f"process of {model} killed: all is well after, s", monotonic() - started)
         assert len(fleet.stubs(model)) == len(stubs)
+
+
+@pytest.mark.parametrize("seconds", [1.2, pytest.param(1.6, marks=pytest.mark.system), 2.5])
+async def test_late_process_of_a_model_gives_no_answer_of_another_image(
+    fault_repository: Path, tmp_path: Path, record_figure: RecordFigure, seconds: float
+) -> None:
+    """Triton takes it for dead after a second, and then reads its late results as those of later requests."""
+    repository, nginx = twice(fault_repository, tmp_path), tmp_path / "nginx"
+    nginx.mkdir()
+    with (
+        running_fleet(repository, tmp_path, settings={"timeout_seconds": 5}) as fleet,
+        proxying([f"unix:{socket}" for socket in fleet.sockets], nginx) as proxy,
+    ):
+        async with asking(fleet, proxy.local_url) as counted:
+            for _ in range(3):
+                stub = fleet.stubs("checksum")[0]
+                stub.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(seconds)
+                with suppress(psutil.NoSuchProcess):  # Triton has been restarted
+                    stub.send_signal(signal.SIGCONT)
+                answered = counted.statuses[200] + 200
+                await until(lambda answered=answered: counted.statuses[200] > answered)  # type: ignore[misc]
+    counted.record(record_figure, f"process of a model hangs for {seconds} s")
 
 
 async def test_a_triton_that_hangs_is_replaced(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
