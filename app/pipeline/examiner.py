@@ -43,6 +43,8 @@ _LIST_SECONDS, _ERRORS_SECONDS = 2.0, 4.0
 # Of questions in a row, where another instance, with another GPU, may answer each of them.
 _QUESTIONS = 4
 _QUEUE_SECONDS, _STATISTICS_SECONDS = 5.0, 2.0
+# After this, the worker that asks has seen which models others leave out.
+_FOLLOW_SECONDS = 5.0
 # An answer that is none, although the picture is well.
 _FAILED = (InferenceFailed, InvalidModelOutput, InvalidImage)
 
@@ -109,7 +111,8 @@ class Examiner:
         spec = served.server.specs.peek(spec.reference) or spec
         known = self._know(served, spec)
         if not (self._metrics.table.is_first or added_values(spec)):
-            if self._circuit(served, spec).is_wrong_for_first:
+            circuit = self._circuit(served, spec)
+            if circuit.is_wrong_for_first or circuit.wrong_seconds < _FOLLOW_SECONDS:
                 raise TritonUnavailable("the worker that asks has what to compare the answer with")
             return
         try:
@@ -138,8 +141,9 @@ class Examiner:
             for spec in await self._specs(server, defaults):
                 served, key = server.model(spec.reference), (server, spec.reference)
                 known = self._know(served, spec)
+                self._circuit(served, spec)  # other workers may have opened it
                 is_due = key not in self.tasks and self._is_due(served, known, is_default=spec.name in defaults)
-                if is_due and not served.is_wrong:
+                if not served.is_wrong and is_due:
                     self.tasks[key] = asyncio.create_task(self._ask(served, known))
                     await asyncio.wait({self.tasks[key]}, timeout=_LIST_SECONDS)  # it may hang
         except Exception:

@@ -43,6 +43,7 @@ class CircuitBreaker:
         self._opened = table.column(f"circuit:{table.alias(triton)}:{model}")
         """When the circuit was opened, in microseconds, an odd number if because of wrong answers; 0 while it is closed."""
         self._succeeded_at = self._right_at = 0
+        self._wrong_at = 0.0
         self._probe = probe
         self._probing: asyncio.Task[None] | None = None
         self._buckets: dict[int, list[int]] = {}
@@ -75,11 +76,16 @@ class CircuitBreaker:
         """Whether it is open because of wrong answers in the first worker."""
         return self._table.values(self._opened)[0] % 2 > 0
 
+    @property
+    def wrong_seconds(self) -> float:
+        """Seconds since it was opened because of wrong answers, in whichever worker."""
+        return monotonic() - self._wrong_at
+
     def open(self, opened_at: int | None = None, **context: str) -> None:
         """Open the circuit, and start probing; `opened_at` is when another worker has opened it, if one has, in microseconds."""
         opened_at = opened_at or _now()
         if opened_at % 2 > self.is_wrong:
-            self.is_wrong = True
+            self.is_wrong, self._wrong_at = True, monotonic()
             self._table.set(self._opened, opened_at)
             LOG.warning("wrong answers", **self._context, **context)
         if not self.is_open:
