@@ -158,8 +158,9 @@ class Circuits(Machine):
         assert not [task for task in asyncio.all_tasks(self.loop) if not task.done()]
 
 
-def test_circuits_of_a_host() -> None:
-    check(Circuits, runs=50, steps=30)
+@pytest.mark.parametrize("runs", [17, pytest.param(50, marks=pytest.mark.system)])
+def test_circuits_of_a_host(runs: int) -> None:
+    check(Circuits, runs=runs, steps=30)
 
 
 async def test_wrong_answers_open_the_circuit_of_all_workers(open_table: OpenTable) -> None:
