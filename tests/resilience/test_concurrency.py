@@ -1,30 +1,24 @@
-"""The limit of requests in progress follows the speed of a model, whatever that is, and whether or not it has shares."""
+"""The limit of requests in progress follows the speed of a model, whatever that is."""
 
 import heapq
-from itertools import count
 from math import inf
 from statistics import median
 
 import pytest
 
 from app.resilience.concurrency import BatchTimes, ConcurrencyLimit
-from app.resilience.fairness import Caller
-from app.resilience.model_queue import ModelQueue, Permit
-from app.resilience.worker_table import WorkerTable
 from tests.fakes.clock import Clock
 
 TARGET = 1.0
 DEADLINE = 2 * TARGET
-SMALL, OTHERS, HALF = Caller("small", 0.1, has_share=True), Caller("", 0.9), Caller("", 0.5)
 
 
 class Model:
     """A simulated model: instances that each process batches of up to so many images in a fixed time."""
 
-    def __init__(self, instances: int, batch: int, seconds: float, deadline: float = DEADLINE) -> None:
+    def __init__(self, instances: int, batch: int, seconds: float) -> None:
         self.seconds = seconds
         self.instances, self.batch = instances, batch
-        self._deadline = deadline
         self._starts = [-seconds] * instances
         """When the batch of each instance that was filled last starts."""
         self._images = [batch] * instances
@@ -38,8 +32,8 @@ class Model:
         """Add one image now; return when its batch ends, or when it is dropped because that would not start in time."""
         at = min(range(self.instances), key=lambda index: self._next_start(index, now))
         start = self._next_start(at, now)
-        if start - now >= self._deadline:
-            return now + self._deadline
+        if start - now >= DEADLINE:
+            return now + DEADLINE
         self._images[at] = self._images[at] + 1 if start == self._starts[at] else 1
         self._starts[at] = start
         return start + self.seconds
@@ -82,7 +76,7 @@ class Simulation:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(monkeypatch, "app.resilience.concurrency", "app.resilience.model_queue")
+    clock = Clock(monkeypatch, "app.resilience.concurrency")
     clock.now = 0.0  # so that times that are equal are found equal
     return clock
 
@@ -155,58 +149,26 @@ def test_slow_requests_lower_the_limit_before_it_is_reached(clock: Clock) -> Non
     assert simulation.limit.value < 10
 
 
-def test_requests_that_began_under_another_limit_are_not_counted(clock: Clock) -> None:
-    """Their duration is that of the limit before, so counting them would correct the limit twice."""
+@pytest.mark.parametrize(
+    ("seconds", "position", "wait", "expected"),
+    [
+        (2 * TARGET, 100, 0, 50),
+        (0.1 * TARGET, 100, 0, 150),
+        (0.5 * TARGET, 10, 0, 100),  # only a share of the limit was reached, and no more requests were measured
+        (0.05 * TARGET, 10, 0, 150),
+        (0.8 * TARGET, 100, 0.4, 50),  # images wait for four calls
+    ],
+)
+def test_limit_is_corrected_once_by_requests_that_began_under_it(
+    clock: Clock, seconds: float, position: int, wait: float, expected: float
+) -> None:
     limit = ConcurrencyLimit(8, 1000, TARGET)
     limit.value, limit.pace = 100, 0.01
-    for seconds, effective in ((10, 100), (1, 50)):
-        clock.now += seconds
-        for _ in range(50):
-            limit.add(2 * TARGET, 100, effective, is_near=True)
-        assert limit.value == 50
-
-
-class Host:
-    """A worker that is alone on its host, and clients that send as many requests as it admits."""
-
-    def __init__(self, clock: Clock, model: Model, table: WorkerTable) -> None:
-        self.clock = clock
-        self.model = model
-        self.queue = ModelQueue(table, "tiny", 128, 2.5)
-        self._running: list[tuple[float, int, Permit, float]] = []
-        """End of each request in progress, its number, permit and begin."""
-        self._numbers = count()
-
-    def run(self, seconds: float, *callers: Caller) -> list[float]:
-        """Let the clients of some keys send requests; return the durations of those that ended."""
-        until, durations = self.clock.now + seconds, []
-        while self.clock.now < until:
-            for caller in callers:
-                while (permit := self.queue.try_admit(caller)) is not None:
-                    now = self.clock.now
-                    heapq.heappush(self._running, (self.model.finish(now), next(self._numbers), permit, now))
-            self.clock.now, _, permit, began = heapq.heappop(self._running)
-            permit.measure()
-            permit.release()
-            durations.append(self.clock.now - began)
-        return durations
-
-
-@pytest.mark.parametrize("model", [(1, 1, 0.054), (1, 8, 0.4)])
-def test_limit_suits_the_model_whichever_share_of_it_is_used(
-    clock: Clock, table: WorkerTable, model: tuple[int, int, float]
-) -> None:
-    host = Host(clock, Model(*model, inf), table)
-    host.run(60, SMALL, OTHERS)
-    before = host.queue.limit
-    host.run(60, SMALL)
-    assert host.queue.limit == pytest.approx(before, rel=0.2)
-    assert max(host.run(10, SMALL, OTHERS)) < 5
-    host.run(60, HALF)
-    before = host.queue.limit
-    host.model.seconds *= 5
-    host.run(60, HALF)
-    assert host.queue.limit < 0.7 * before
-    host.model.seconds /= 5
-    host.run(60, HALF)
-    assert host.queue.limit == pytest.approx(before, rel=0.4)
+    clock.now += 10
+    limit.note_reached()
+    for _ in range(60):
+        limit.add(seconds, position, 100, is_near=True, batch=BatchTimes(wait, 0.1))
+    clock.now += seconds / 2
+    for _ in range(60):  # they began before
+        limit.add(seconds, position, 100, is_near=True)
+    assert limit.value == pytest.approx(expected)

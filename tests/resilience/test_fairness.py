@@ -78,11 +78,6 @@ def test_caller_waits_for_as_much_of_others_as_it_has(table: WorkerTable, others
     assert (counts.until_served(A), counts.until_served(ANYBODY)) == (expected, 0)
 
 
-def test_only_callers_without_a_share_have_a_pool_in_common() -> None:
-    assert Caller("a", 0.5).pool == Caller("b", 0.5).pool == ANYBODY.pool
-    assert len({caller.pool for caller in (ANYBODY, *(Caller(name, 0.2, has_share=True) for name in "ab"))}) == 3
-
-
 @pytest.mark.parametrize(
     ("one", "other", "is_same"),
     [
@@ -164,9 +159,7 @@ def test_images_of_batches_come_behind_single_ones() -> None:
     work.more(A, 50, is_batch=True)
     work.more(A, 8)
     work.more(B, 8)
-
     assert Counter(work.run(18)) == {"A": 2, "a": 8, "b": 8}
-    assert work.run(10) == "A" * 10
 
 
 def test_higher_priorities_come_first_and_lower_ones_take_turns_in_what_is_left() -> None:

@@ -110,6 +110,7 @@ async def test_failed_work_raises_its_error_at_each_caller_and_leaves_no_cycle()
         work.error = None
         assert await flight.run("a", work) == 2
         del tasks, failed
+        await asyncio.sleep(0)
     assert kept == []
 
 
