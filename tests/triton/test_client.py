@@ -3,6 +3,8 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,6 +13,7 @@ import pytest
 
 from app.errors import InvalidModelOutput, TritonUnavailable
 from app.triton import client as client_module
+from app.triton import control_key
 from app.triton.client import TritonClient
 from app.triton.server_info import ServerInfo
 from app.triton.shared_memory import Arena
@@ -154,6 +157,53 @@ async def test_answer_that_is_no_message_is_an_invalid_output() -> None:
                 await question
         assert not await client.is_ready("tiny")
         assert client.server is None
+        await client.close()
+
+
+KEY = "0123456789abcdef"
+SHARED_MEMORY = ("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "SystemSharedMemoryStatus")
+CONTROLS = {*SHARED_MEMORY, "RepositoryIndex", "ModelStatistics"}
+OTHERS = {"ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelInfer"}
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [(f" {KEY}\r\n".encode(), KEY), *((content, "") for content in (b"\n", b"two words", "größe".encode(), b"a\x00b", b"a\x7f"))],
+)
+def test_metadata_has_the_key_of_the_file_unless_it_cannot_be_sent(tmp_path: Path, content: bytes, key: str) -> None:
+    """Each RPC would fail with such a key; without a key, Triton reports what is missing."""
+    (tmp_path / "control.key").write_bytes(content)
+
+    assert control_key.metadata(tmp_path / "control.key") == ((("triton-grpc-protocol-nereid", key),) if key else ())
+    assert control_key.metadata(tmp_path) == control_key.metadata(None) == ()
+
+
+async def test_only_controls_carry_the_key_which_a_restart_may_change(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, path, keys = FakeTriton(), tmp_path / "control.key", dict[str, str | None]()
+
+    async def note(name: str, answer: Any, request: Any, context: Any) -> Any:  # noqa: ANN401
+        keys[name] = dict(context.invocation_metadata()).get("triton-grpc-protocol-nereid")
+        return await answer(request, context)
+
+    for name in CONTROLS | OTHERS:
+        monkeypatch.setattr(fake, name, partial(note, name, getattr(fake, name)))
+    async with serving(fake):
+        client = TritonClient(fake.url, path)
+        for key in (None, KEY, "other"):
+            if key:
+                path.write_text(key)
+            await client.read_server()
+            await client.is_ready("tiny")
+            await client.read_config("tiny")
+            await client.infer(SPEC, [IMAGE], timeout_seconds=5)
+            await client.list_models()
+            await client.register(arena)
+            await client.list_regions()
+            await client.unregister(arena.region)
+            await read_statistics(client, 5)
+            assert keys == dict.fromkeys(CONTROLS, key) | dict.fromkeys(OTHERS)
         await client.close()
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import random
 from collections import Counter
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -11,7 +13,6 @@ import pytest
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion
 from app.model.spec import ModelSpec
-from app.resilience.circuit_breaker import CircuitBreaker
 from app.triton import client as client_module
 from app.triton.backend import TritonBackend
 from app.triton.model_on_server import ModelOnServer
@@ -19,7 +20,7 @@ from app.triton.pool import TritonPool, choose
 from app.triton.transport import Transport
 from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG, SPEC, config_with
-from tests.support import TABLE, eventually, in_cycles
+from tests.support import eventually, in_cycles
 from tests.triton.conftest import Two
 
 Refusal = tuple[grpc.StatusCode, str]
@@ -51,15 +52,10 @@ async def ask_both(two: Two, *models: str) -> None:
         await asyncio.gather(*(server.specs.get(model) for server in two.servers))
 
 
-async def noop() -> None:
-    """A probe that does nothing."""
-
-
 def open_circuit(server: TritonBackend) -> None:
     """Mark a Triton as one that does not run the model."""
-    served = server.model("tiny")
-    served.circuit = CircuitBreaker(TABLE, "tiny", server.address, noop)
-    served.circuit.is_open = True
+    circuit: Any = SimpleNamespace(is_closed=False, close=partial(asyncio.sleep, 0))
+    server.model("tiny").circuit = circuit
 
 
 @pytest.mark.parametrize("has_it", [0, 1])
