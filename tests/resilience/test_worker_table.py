@@ -4,9 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from time import sleep
 
 import pytest
@@ -30,18 +28,6 @@ for _ in range(3):
 print("counted", flush=True)
 sys.stdin.read()
 """
-
-
-@contextmanager
-def running_worker() -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a worker that has counted."""
-    descriptor = int(os.environ[TABLE_VARIABLE])
-    command = [sys.executable, "-c", WORKER]
-    with subprocess.Popen(command, cwd=ROOT, pass_fds=[descriptor], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == b"counted\n"
-        yield worker
-        worker.kill()
 
 
 def test_columns_are_shared_when_there_are_no_more(table: WorkerTable) -> None:
@@ -76,9 +62,13 @@ def test_keys_are_listed_while_a_thread_adds_some(table: WorkerTable) -> None:
 def test_worker_of_another_process_counts_from_its_start_until_it_is_killed(open_table: OpenTable) -> None:
     own = open_table()
     column, counter = own.column("requests"), own.column(COUNTER + "requests")
+    command, descriptor = [sys.executable, "-c", WORKER], int(os.environ[TABLE_VARIABLE])
     for killed in (1, 2):
-        with running_worker() as worker:
+        with subprocess.Popen(command, cwd=ROOT, pass_fds=[descriptor], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == b"counted\n"
             assert (own.total(column), own.workers, own.beats()[worker.pid]) == (5, 2, 3)
+            worker.kill()
         own.refresh()
 
         assert (own.total(column), own.workers, worker.pid in own.beats()) == (0, 1, False)

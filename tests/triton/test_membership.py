@@ -78,7 +78,8 @@ async def test_name_that_does_not_exist_is_an_error(name: str) -> None:
 
 
 async def test_name_that_has_moved_is_followed(names: Names, pool: TritonPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resolver that fails takes no Triton away."""
+    """A resolver that fails takes no Triton away. While one cannot be reached, names are resolved sooner."""
+    clock = Clock(monkeypatch, "app.triton.membership")
     monkeypatch.setattr(membership_module, "_SOON_SECONDS", 0.01)
     async with serving(FakeTriton()) as port:
         running = asyncio.create_task(Membership(pool, [f"gpu:{port}"], connect).run())
@@ -91,7 +92,15 @@ async def test_name_that_has_moved_is_followed(names: Names, pool: TritonPool, m
         names["gpu"] = ["::1", "127.0.0.1"]  # the first one that answers is used
 
         await eventually(lambda: pool.servers[0].client.server is not None)
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            asked = names.asked
+            await asyncio.sleep(0.1)
+            assert names.asked == asked
+            clock.now += 5
+            await eventually(lambda asked=asked: names.asked > asked)  # type: ignore[misc]
         running.cancel()
+    await Membership(pool, ["192.0.2.9:8001"], connect).run()  # has nothing to resolve
 
 
 @pytest.mark.parametrize(
@@ -133,24 +142,3 @@ async def test_tritons_come_and_go_with_the_addresses_of_a_name_once_their_calls
     await pool.refresh()
 
     assert pool.leaving == []
-
-
-async def test_names_are_resolved_again_every_few_seconds(names: Names, pool: TritonPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are resolved sooner while a Triton cannot be reached, because its name may have another address by now."""
-    clock = Clock(monkeypatch, "app.triton.membership")
-    monkeypatch.setattr(membership_module, "_SOON_SECONDS", 0.01)
-    names["gpus"] = ["127.0.0.1"]
-    async with serving(FakeTriton()) as port:
-        membership = Membership(pool, [f"dns:///gpus:{port}"], connect)
-        await membership.refresh()
-        await eventually(lambda: pool.servers[0].client.server is not None)
-        running = asyncio.create_task(membership.run())
-        for asked in (1, 2):
-            await asyncio.sleep(0.1)
-            assert names.asked == asked
-            clock.now += 5
-            await eventually(lambda asked=asked: names.asked == asked + 1)  # type: ignore[misc]
-
-    await eventually(lambda: names.asked > 5)
-    running.cancel()
-    await Membership(pool, ["192.0.2.9:8001"], connect).run()  # has nothing to resolve
