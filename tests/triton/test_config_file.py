@@ -45,23 +45,12 @@ def test_models_that_no_triton_can_load_are_named(tmp_path: Path, *, is_embedded
 
 
 def test_models_with_a_config_and_a_version_are_loadable(tmp_path: Path) -> None:
-    loadable = {
-        "both/config.pbtxt",
-        "both/configs/embedded.pbtxt",
-        "both/1/model.onnx",
-        "elsewhere/config.pbtxt",
-        "elsewhere/2/model.py",
-    }
-    loadable |= {"embedded/configs/embedded.pbtxt", "embedded/10/model.onnx"}
-    others = {
-        "no_version/config.pbtxt",
-        "no_config/1/model.onnx",
-        "no_number/config.pbtxt",
-        "no_number/latest/model.onnx",
-        "no_folder",
-    }
-    others |= {"comments/config.pbtxt", "comments/1/model.py"}
-    write(tmp_path, dict.fromkeys(loadable | others, '# of a test\nname: "m"'))
+    files = """
+        both/config.pbtxt both/configs/embedded.pbtxt both/1/model.onnx elsewhere/config.pbtxt elsewhere/2/model.py
+        embedded/configs/embedded.pbtxt embedded/10/model.onnx comments/config.pbtxt comments/1/model.py no_folder
+        no_version/config.pbtxt no_config/1/model.onnx no_number/config.pbtxt no_number/latest/model.onnx
+    """
+    write(tmp_path, dict.fromkeys(files.split(), '# of a test\nname: "m"'))
     write(tmp_path, {"comments/configs/embedded.pbtxt": "# for another\n\n  # Triton\n"})
     (tmp_path / "no_version" / "1").mkdir()
 

@@ -104,11 +104,7 @@ def test_call_that_moves_counts_at_the_other_triton(served: ModelOnServer, clock
     ],
 )
 def test_triton_is_silent_when_a_call_takes_much_longer_than_usual(
-    served: ModelOnServer,
-    clock: Clock,
-    call_seconds: float,
-    images: int,
-    silent_after: float,
+    served: ModelOnServer, clock: Clock, call_seconds: float, images: int, silent_after: float
 ) -> None:
     if call_seconds:
         answer(served, clock, call_seconds)

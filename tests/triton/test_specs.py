@@ -15,6 +15,9 @@ from tests.fakes.triton import CONFIG, FakeTriton, config_with
 from tests.support import eventually
 
 Fake = tuple[FakeTriton, TritonClient]
+Refusal = tuple[grpc.StatusCode, str] | None
+Error = type[GatewayError]
+Index = list[tuple[str, str, str, str]] | None
 NOT_FOUND = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
 NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
 DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect"
@@ -96,13 +99,7 @@ async def test_spec_is_read_again_after_a_while_and_no_request_waits(fake_triton
     ],
 )
 async def test_model_that_has_gone_is_forgotten_by_the_refresh(  # noqa: PLR0913, PLR0917 - a table
-    fake_triton: Fake,
-    cache: SpecCache,
-    clock: Clock,
-    config: dict[str, Any],
-    refusal: tuple[grpc.StatusCode, str] | None,
-    expected: type[GatewayError],
-    message: str,
+    fake_triton: Fake, cache: SpecCache, clock: Clock, config: dict[str, Any], refusal: Refusal, expected: Error, message: str
 ) -> None:
     """No exception is left unretrieved, which the event loop would report."""
     fake, _ = fake_triton
@@ -134,12 +131,7 @@ async def test_model_that_has_gone_is_forgotten_by_the_refresh(  # noqa: PLR0913
     ],
 )
 async def test_model_that_is_not_found_is_unknown_unless_the_repository_has_it(  # noqa: PLR0913, PLR0917 - a table
-    fake_triton: Fake,
-    cache: SpecCache,
-    index: list[tuple[str, str, str, str]] | None,
-    had: str,
-    model: str,
-    expected: type[GatewayError],
+    fake_triton: Fake, cache: SpecCache, index: Index, had: str, model: str, expected: Error
 ) -> None:
     fake, _ = fake_triton
     if had:
