@@ -308,9 +308,16 @@ class Arenas(Machine):
             assert sum(image.buffer.slot is not None for image in self.images) == SLOTS
             assert self.transport.count_slots()[1] == SLOTS
         assert not any(regions.silent_until for regions in self.regions)
-        for image in list(self.images):
-            self.end_request(image)
+        for image, number in zip(self.images, (0, 1), strict=False):
+            self.begin_call(image, number)
+        self.end(self.images[0], self.images[0].calls[0], is_lost=True)
+        self.skip(0.1)
+        self.nothing_is_mixed_up()
+        self.change_both("hang")
+        self.ask(32, 0, 1, stays=True)
         closing = self.start(self.transport.close())
+        self.change_both("accept")
+        self.end(self.images[1], self.images[1].calls[0], is_lost=False)
         while not closing.done():
             self.skip(0.01)
         assert not [arena for arena in self.arenas if (SHM / arena.name).exists()]
