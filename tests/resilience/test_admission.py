@@ -170,9 +170,10 @@ def test_anonymous_bodies_of_an_address_and_of_a_host_are_limited(open_table: Op
                 workers[0].check(same, 0)
                 stack.enter_context(workers[number % 3 // 2].start(one.format(number)))
             for worker in workers:
-                for refused in (worker.start, lambda address, worker=worker: worker.check(address, 0)):
-                    with pytest.raises(GatewayFull, match="whose API key is not known yet") as caught:
-                        refused(same)
+                with pytest.raises(GatewayFull, match="whose API key is not known yet"):
+                    worker.check(same, 0)
+                with pytest.raises(GatewayFull, match="whose API key is not known yet") as caught:
+                    worker.start(same)
                 assert (caught.value.reason, caught.value.retry_after_seconds) == ("uploads", 1)
             if room == 8:
                 stack.enter_context(workers[0].start("2001:db8:0:1::1"))
@@ -220,11 +221,12 @@ def test_speed_of_decoding_is_measured_within_bounds(table: WorkerTable) -> None
     backlog = DecodeBacklog(table, threads=1)
 
     def fits(pixels: int) -> bool:
-        with backlog.add(500 * MP, Deadline.after(1), ANYBODY):
+        with backlog.add(400 * MP, Deadline.after(1), ANYBODY):
             try:
-                return backlog.add(pixels - 500 * MP, Deadline.after(5), ANYBODY).release() is None
+                backlog.add(pixels - 400 * MP, Deadline.after(5), ANYBODY).release()
             except GatewayFull:
                 return False
+            return True
 
     assert not fits(501 * MP)
     for _ in range(60):
@@ -232,4 +234,4 @@ def test_speed_of_decoding_is_measured_within_bounds(table: WorkerTable) -> None
         backlog.measure(MP - 1, 1.0)
     assert (fits(615 * MP), fits(640 * MP)) == (True, False)  # three times as fast as assumed, not faster
     backlog.measure(MP, 1.0)  # one slow image changes little
-    assert (fits(510 * MP), fits(560 * MP)) == (False, False)
+    assert (fits(470 * MP), fits(490 * MP)) == (True, False)
