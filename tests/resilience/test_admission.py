@@ -1,15 +1,22 @@
-"""What is admitted on the whole host: bodies that are received, and requests in progress."""
+"""What is admitted on the whole host: bodies that are received, memory, pixels to decode, and requests in progress."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
 from app.errors import GatewayFull
 from app.resilience.admission import Admission, Capacity
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import ANYBODY
+from app.resilience.decode_backlog import DecodeBacklog
+from app.resilience.fairness import ANYBODY, SHADOW, Caller
+from app.resilience.memory import MemoryBudget, Reservation
 from app.resilience.model_queue import Permit
+from app.resilience.uploads import AnonymousUploads
 from app.resilience.worker_table import WorkerTable
+from tests.processes import PATIENCE_SECONDS
 from tests.support import OpenTable
 
 CAPACITY = Capacity(
@@ -21,11 +28,8 @@ CAPACITY = Capacity(
     decode_threads=2,
     anonymous_bytes=100,
 )
-
-
-@pytest.fixture
-def admission(table: WorkerTable) -> Admission:
-    return Admission(table, CAPACITY)
+MP = 10**6
+"""Takes 12 ms to decode at first."""
 
 
 async def admit(admission: Admission, model: str = "tiny", nbytes: int = 10, parallel_images: int = 1) -> Permit:
@@ -38,31 +42,42 @@ async def admit(admission: Admission, model: str = "tiny", nbytes: int = 10, par
         raise
 
 
-async def test_a_request_holds_its_memory_until_it_ends(admission: Admission) -> None:
-    with await admit(admission, nbytes=600):
-        assert admission.memory.used_bytes == 600
+async def test_request_is_rejected_early_while_workers_of_the_host_have_no_room(open_table: OpenTable) -> None:
+    one, other = (Admission(open_table(), CAPACITY) for _ in range(2))
+
+    def rejects(message: str, *models: str) -> None:
+        for admission in (one, other):
+            for model in models:
+                with pytest.raises(GatewayFull, match=message):
+                    admission.check(model)
+
+    with one.start_upload(ANYBODY) as first, other.start_upload(ANYBODY) as second:
+        rejects("too many request bodies", "tiny", "other")
+        first.add(60)
+        with pytest.raises(GatewayFull):
+            second.add(41)
+        second.add(40)
+    with one.start_upload(ANYBODY) as first:
+        first.add(100)
+        rejects("the memory for images is in use", "tiny", "other")
+    with await admit(one, nbytes=600):
         with pytest.raises(GatewayFull, match="no memory left"):
-            await admit(admission, nbytes=401)
-        assert admission.memory.used_bytes == 600
-    assert admission.memory.used_bytes == 0
+            await admit(other, nbytes=401)
+        with await admit(other, nbytes=400):
+            rejects("the memory for images is in use", "tiny", "other")
+    with await admit(one), await admit(other):
+        rejects("as many requests", "tiny")
+        other.check("other")
+        with pytest.raises(GatewayFull, match="as many requests"):
+            await admit(one)
+        assert one.memory.used_bytes == 20
 
-    with await admit(admission, nbytes=1000):
-        assert not admission.memory.has_room(ANYBODY, 1)
-
-
-async def test_a_request_that_is_rejected_holds_no_memory(admission: Admission) -> None:
-    """Memory held by a rejected request would never be released."""
-    permits = [await admit(admission) for _ in range(2)]
-    with pytest.raises(GatewayFull, match="as many requests"):
-        await admit(admission)
-
-    assert admission.memory.used_bytes == 20
-    for permit in permits:
-        permit.release()
-    assert admission.memory.used_bytes == 0
+    for admission in (one, other):
+        admission.check("tiny")
+        assert (admission.memory.used_bytes, admission.own_bytes) == (0, 0)
 
 
-async def test_a_request_that_is_cancelled_while_it_waits_holds_no_memory(table: WorkerTable) -> None:
+async def test_request_that_is_cancelled_while_it_waits_holds_no_memory(table: WorkerTable) -> None:
     admission = Admission(table, CAPACITY._replace(max_requests=1))
     with await admit(admission) as permit:
         permit.measure()  # the model is quick, so it is worth waiting
@@ -76,78 +91,147 @@ async def test_a_request_that_is_cancelled_while_it_waits_holds_no_memory(table:
         assert admission.memory.used_bytes == 10
 
 
-async def test_an_early_check_rejects_what_would_not_be_admitted(admission: Admission) -> None:
-    admission.check("tiny")
-    with await admit(admission), await admit(admission):
-        with pytest.raises(GatewayFull):
-            admission.check("tiny")
-        admission.check("other")
-        with await admit(admission, "other"):
-            admission.check("other")
-
-    admission.check("tiny")
-
-
-async def test_a_full_memory_rejects_every_request_early(admission: Admission) -> None:
-    with await admit(admission, nbytes=1000):
-        for model in ("tiny", "other"):
-            with pytest.raises(GatewayFull, match="the memory for images is in use"):
-                admission.check(model)
-
-    admission.check("tiny")
-
-
-async def test_only_so_many_bodies_are_received(admission: Admission) -> None:
-    first = admission.start_upload(ANYBODY)
-    with first, admission.start_upload(ANYBODY), pytest.raises(GatewayFull, match="too many request bodies"):
-        admission.check("tiny")
-
-    with admission.start_upload(ANYBODY):
-        admission.check("tiny")
-
-
-async def test_bytes_of_bodies_have_a_limit(admission: Admission) -> None:
-    with admission.start_upload(ANYBODY) as one:
-        one.add(60)
-        with admission.start_upload(ANYBODY) as other:
-            with pytest.raises(GatewayFull):
-                other.add(41)
-            other.add(40)
-        admission.check("tiny")
-        one.add(40)
-        with pytest.raises(GatewayFull, match="the memory for images is in use"):
-            admission.check("tiny")
-
-    admission.check("tiny")
-
-
-async def test_workers_of_a_host_count_together(open_table: OpenTable) -> None:
-    one, other = (Admission(open_table(), CAPACITY) for _ in range(2))
-    with one.start_upload(ANYBODY), other.start_upload(ANYBODY):
-        for admission in (one, other):
-            with pytest.raises(GatewayFull, match="too many request bodies"):
-                admission.check("tiny")
-    with await admit(one, nbytes=600), pytest.raises(GatewayFull, match="no memory left"):
-        await admit(other, nbytes=401)
-    with await admit(one), await admit(other):
-        for admission in (one, other):
-            with pytest.raises(GatewayFull, match="as many requests"):
-                admission.check("tiny")
-
-    for admission in (one, other):
-        admission.check("tiny")
-        assert admission.memory.used_bytes == 0
-
-
-@pytest.mark.parametrize(("parallel_images", "expected"), [(1, 128), (64, 128), (100, 200)])
-async def test_the_largest_limit_suits_the_model(table: WorkerTable, parallel_images: int, expected: int) -> None:
+@pytest.mark.parametrize(("parallel_images", "expected"), [(64, 128), (100, 200)])
+async def test_largest_limit_suits_the_model(table: WorkerTable, parallel_images: int, expected: int) -> None:
     """Without a setting it is 128, or two full batches per instance."""
-    admission = Admission(table, CAPACITY._replace(max_requests=0, target_seconds=1e6, memory_bytes=10**6))
+    admission = Admission(table, CAPACITY._replace(max_requests=0, target_seconds=1e6))
     with await admit(admission, parallel_images=parallel_images) as permit:
         permit.measure()
-    permits = [await admit(admission, parallel_images=parallel_images) for _ in range(expected)]
-    with pytest.raises(GatewayFull):
-        await admit(admission, parallel_images=parallel_images)
 
-    for permit in permits:
-        permit.release()
+    assert admission.limits() == {"tiny": expected}
+
+
+def test_reservation_above_the_limit_is_rejected_unless_it_is_alone(table: WorkerTable) -> None:
+    """One larger than the limit would otherwise never be possible."""
+    budget = MemoryBudget(table, "memory", 100)
+    first, second = budget.reserve(ANYBODY), budget.reserve(ANYBODY)
+    with first, second:
+        first.add(60)
+        second.add(10)
+        with pytest.raises(GatewayFull, match="no memory left"):
+            first.add(31)
+        assert (first.nbytes, budget.used_bytes, budget.has_room(ANYBODY, 1)) == (60, 70, True)
+        second.add(30)
+        assert not budget.has_room(ANYBODY, 1)
+        second.add(50, is_refused=False)  # which is only counted
+    assert (first.nbytes, budget.used_bytes) == (0, 0)
+    first.add(150)
+    first.add(50)
+    with pytest.raises(GatewayFull):
+        second.add(1)
+    assert (first.nbytes, second.nbytes, budget.used_bytes) == (200, 0, 200)
+
+
+def test_joint_reservation_needs_room_in_each_budget(table: WorkerTable) -> None:
+    small, large = MemoryBudget(table, "small", 50), MemoryBudget(table, "large", 100)
+    large.reserve(ANYBODY).add(70)
+    joint = Reservation("the images of this batch", ANYBODY, small, large)
+    joint.add(20)
+    with pytest.raises(GatewayFull, match=r"^the gateway has no memory left for the images of this batch$"):
+        joint.add(20)
+    assert (small.used_bytes, large.used_bytes) == (20, 90)
+    joint.keep(10)
+    assert (small.used_bytes, large.used_bytes) == (10, 80)
+
+
+def test_threads_count_every_byte(table: WorkerTable) -> None:
+    """Decoding threads reserve memory while the event loop does."""
+    budget = MemoryBudget(table, "memory", 10**9)
+    barrier = threading.Barrier(8)
+
+    def reserve() -> None:
+        barrier.wait(PATIENCE_SECONDS)
+        for _ in range(2000):
+            with budget.reserve(ANYBODY) as reservation:
+                reservation.add(3)
+
+    with ThreadPoolExecutor(8) as executor:
+        for job in [executor.submit(reserve) for _ in range(8)]:
+            job.result()
+
+    assert budget.used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "same", "room"),
+    [
+        ("192.0.2.1", "192.0.2.1", 8),
+        ("2001:db8::{}", "2001:db8::ffff:0", 8),  # a /64 network belongs to one customer
+        ("::ffff:192.0.2.1", "192.0.2.1", 8),
+        ("192.0.2.{}", "192.0.2.99", 64),
+        ("", "", 64),  # an unknown address stands for many callers
+    ],
+)
+def test_anonymous_bodies_of_an_address_and_of_a_host_are_limited(open_table: OpenTable, one: str, same: str, room: int) -> None:
+    workers = [AnonymousUploads(open_table(), 100) for _ in range(2)]
+    for _ in range(2):  # everything is given back
+        with ExitStack() as stack:
+            for number in range(room):
+                workers[0].check(same, 0)
+                stack.enter_context(workers[number % 3 // 2].start(one.format(number)))
+            for worker in workers:
+                with pytest.raises(GatewayFull, match="whose API key is not known yet"):
+                    worker.check(same, 0)
+                with pytest.raises(GatewayFull, match="whose API key is not known yet") as caught:
+                    worker.start(same)
+                assert (caught.value.reason, caught.value.retry_after_seconds) == ("uploads", 1)
+            if room == 8:
+                stack.enter_context(workers[0].start("2001:db8:0:1::1"))
+
+
+def test_bytes_of_anonymous_bodies_are_limited(open_table: OpenTable) -> None:
+    one, other = (AnonymousUploads(open_table(), 100) for _ in range(2))
+    one.check("192.0.2.2", 101)  # a single one above the limit is possible
+    with one.start("192.0.2.1") as upload:
+        upload.add(60)
+        other.check("192.0.2.2", 46)
+        with pytest.raises(GatewayFull):
+            other.check("192.0.2.2", 47)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "seconds", "priority", "counts", "is_accepted"),
+    [
+        (20 * MP, 5, 1, True, True),
+        (40 * MP, 5, 1, True, False),  # two threads decode 417 megapixels in half of the time
+        (40 * MP, 6, 1, True, True),
+        (MP - 1, 1, 1, False, True),  # it is decoded in next to no time
+        (40 * MP, 1, SHADOW, False, True),  # it has a thread of its own
+    ],
+)
+def test_large_images_of_all_workers_take_less_than_half_of_the_time(  # noqa: PLR0913 - a table
+    open_table: OpenTable, pixels: int, seconds: float, priority: int, *, counts: bool, is_accepted: bool
+) -> None:
+    one, other = (DecodeBacklog(open_table(), threads=2) for _ in range(2))
+    with one.add(390 * MP, Deadline.after(1), ANYBODY):  # the only one may always be tried
+        caller = Caller(priority=priority)
+        if is_accepted:
+            with other.add(pixels, Deadline.after(seconds), caller):
+                assert one.pixels == 390 * MP + pixels * counts
+        else:
+            with pytest.raises(GatewayFull, match="would take too long") as caught:
+                other.add(pixels, Deadline.after(seconds), caller)
+            assert caught.value.retry_after_seconds == 3
+        assert one.pixels == 390 * MP
+
+    assert other.pixels == 0
+
+
+def test_speed_of_decoding_is_measured_within_bounds(table: WorkerTable) -> None:
+    backlog = DecodeBacklog(table, threads=1)
+
+    def fits(pixels: int) -> bool:
+        with backlog.add(400 * MP, Deadline.after(1), ANYBODY):
+            try:
+                backlog.add(pixels - 400 * MP, Deadline.after(5), ANYBODY).release()
+            except GatewayFull:
+                return False
+            return True
+
+    assert not fits(501 * MP)
+    for _ in range(60):
+        backlog.measure(MP, 0.0)
+        backlog.measure(MP - 1, 1.0)
+    assert (fits(615 * MP), fits(640 * MP)) == (True, False)  # three times as fast as assumed, not faster
+    backlog.measure(MP, 1.0)  # one slow image changes little
+    assert (fits(470 * MP), fits(490 * MP)) == (True, False)

@@ -4,6 +4,7 @@ from asyncio import Task
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
@@ -224,5 +225,6 @@ class Queues(Machine):
         assert not any(queue.in_progress or queue.own for queue in self.queues)
 
 
-def test_queues_of_two_workers() -> None:
-    check(Queues, runs=40, steps=40)
+@pytest.mark.parametrize("runs", [13, pytest.param(40, marks=pytest.mark.system)])
+def test_queues_of_two_workers(runs: int) -> None:
+    check(Queues, runs=runs, steps=40)

@@ -11,6 +11,8 @@ from tests.fakes.clock import Clock
 from tests.support import OpenTable
 
 PLACES = 10
+CALLERS = [Caller(f"caller {number}") for number in range(4 * PLACES)]
+LAST = CALLERS[-1]
 
 
 @pytest.fixture
@@ -30,8 +32,16 @@ def ask(queue: ModelQueue, caller: Caller) -> Permit | None:
         queue.check(caller, 0)
     except GatewayFull:
         return None
-    permit = queue.try_admit(caller)
-    return None if permit is None else permit.__enter__()
+    return queue.try_admit(caller)
+
+
+def ask_all(queue: ModelQueue, *callers: Caller) -> list[Caller]:
+    """Let callers ask while no request ends; return those that were rejected."""
+    permits = {caller: ask(queue, caller) for caller in callers}
+    for permit in permits.values():
+        if permit is not None:
+            permit.release()
+    return [caller for caller, permit in permits.items() if permit is None]
 
 
 def test_callers_are_admitted_equally_often(queues: list[ModelQueue], clock: Clock) -> None:
@@ -46,7 +56,7 @@ def test_callers_are_admitted_equally_often(queues: list[ModelQueue], clock: Clo
         clock.now += 0.02
         if working:
             caller, permit = working.pop(0)
-            permit.__exit__(None, None, None)
+            permit.release()
             due[caller] = clock.now
         for number in sorted(range(100), key=lambda number: due[callers[number]]):
             caller = callers[number]
@@ -61,81 +71,52 @@ def test_callers_are_admitted_equally_often(queues: list[ModelQueue], clock: Clo
                 rejected += 1
                 due[caller] = clock.now + chance.uniform(0.5, 1)
     for _, permit in working:
-        permit.__exit__(None, None, None)
+        permit.release()
 
     assert sum(admitted.values()) >= 4_800  # no place was kept free for long
     assert rejected > 5_000
     assert max(admitted.values()) - min(admitted.values()) <= 6  # of about 50
 
 
-def test_a_place_is_not_kept_for_callers_that_do_not_come_back(queues: list[ModelQueue], clock: Clock) -> None:
-    queue, callers = queues[0], [Caller(f"caller {number}") for number in range(4 * PLACES)]
-    working = [permit for caller in callers if (permit := ask(queue, caller))]
-    for permit in working:
-        permit.__exit__(None, None, None)
-    last = callers[-1]
-    again = [ask(queue, last)]
-    assert ask(queue, last) is None  # behind the others
+def test_place_is_kept_for_a_moment_until_rejected_callers_have_come_back(queues: list[ModelQueue], clock: Clock) -> None:
+    queue = queues[0]
+    rejected = ask_all(queue, *CALLERS)
+    assert ask_all(queue, LAST) == []
+    assert ask_all(queue, LAST) == [LAST]  # behind the others
     clock.now += 0.2
-    again.append(ask(queue, last))
+    assert ask_all(queue, LAST) == []
 
-    for taken in again:
-        assert taken is not None
-        taken.__exit__(None, None, None)
+    rejected += ask_all(queue, *CALLERS)
+    for caller in rejected:
+        ask_all(queue, caller)
+    for _ in range(3):
+        assert ask_all(queue, LAST) == []
 
 
 def test_callers_that_have_left_another_worker_are_forgotten(queues: list[ModelQueue], clock: Clock) -> None:
     """Although nobody asks that worker any more."""
     left, queue = queues
-    crowd = [permit for number in range(4 * PLACES) if (permit := ask(left, Caller(f"caller {number}")))]
-    for permit in crowd:
-        permit.__exit__(None, None, None)
+    assert ask_all(left, *CALLERS)
     clock.now += 60
     left.refresh()
 
-    caller = Caller("last")
     for _ in range(2):
-        working = [ask(queue, caller) for _ in range(PLACES)]
-        assert ask(queue, caller) is None  # no place
-        for taken in working:
-            assert taken is not None
-            taken.__exit__(None, None, None)
-
-
-@pytest.mark.usefixtures("clock")
-def test_no_place_is_kept_when_all_rejected_callers_have_come_back(queues: list[ModelQueue]) -> None:
-    queue, callers = queues[0], [Caller(f"caller {number}") for number in range(4 * PLACES)]
-    for caller in _rejected(queue, callers):
-        _serve(queue, caller)
-
-    for _ in range(3):
-        _serve(queue, callers[-1])
+        working = [permit for _ in range(PLACES) if (permit := ask(queue, LAST))]
+        assert len(working) == PLACES
+        assert ask(queue, LAST) is None  # no place
+        for permit in working:
+            permit.release()
 
 
 def test_rejections_of_a_caller_with_a_share_keep_no_place(queues: list[ModelQueue], clock: Clock) -> None:
-    queue, callers = queues[0], [Caller(f"caller {number}", 0.5) for number in range(4 * PLACES)]
-    _rejected(queue, callers)
+    queue, owner = queues[0], Caller("owner", 0.5, has_share=True)
+    *_, last = callers = [caller._replace(fraction=0.5) for caller in CALLERS]
+    ask_all(queue, *callers)
     clock.now += 0.2
-    owner = Caller("owner", 0.5, has_share=True)
     working = [permit for _ in range(2 * PLACES) if (permit := ask(queue, owner))]
     assert len(working) < 2 * PLACES
 
     for _ in range(3):
-        _serve(queue, callers[-1])
+        assert ask_all(queue, last) == []
     for permit in working:
-        permit.__exit__(None, None, None)
-
-
-def _rejected(queue: ModelQueue, callers: list[Caller]) -> list[Caller]:
-    """Let all callers ask while no request ends; return those that were rejected."""
-    permits = {caller: ask(queue, caller) for caller in callers}
-    for permit in permits.values():
-        if permit is not None:
-            permit.__exit__(None, None, None)
-    return [caller for caller, permit in permits.items() if permit is None]
-
-
-def _serve(queue: ModelQueue, caller: Caller) -> None:
-    permit = ask(queue, caller)
-    assert permit is not None
-    permit.__exit__(None, None, None)
+        permit.release()

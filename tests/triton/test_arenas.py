@@ -4,6 +4,7 @@ import asyncio
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
@@ -327,5 +328,6 @@ class Arenas(Machine):
             self.change(number, manner)
 
 
-def test_arenas_of_a_worker() -> None:
-    check(Arenas, runs=60, steps=40)
+@pytest.mark.parametrize("runs", [20, pytest.param(60, marks=pytest.mark.system)])
+def test_arenas_of_a_worker(runs: int) -> None:
+    check(Arenas, runs=runs, steps=40)

@@ -1,13 +1,11 @@
 """TLS to Triton: real handshakes with certificates of a CA of the tests."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 import trustme
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, load_pem_private_key
 
 from app.errors import TritonUnavailable
 from app.main import create_app
@@ -16,27 +14,18 @@ from app.triton.client import TritonClient
 from app.triton.credentials import Credentials, CredentialsError, load
 from app.triton.server_info import ServerInfo
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import eventually, json, started
+from tests.support import json, started
 
-HOST = "127.0.0.1"
-
-
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
+OURS, THEIRS = trustme.CA(), trustme.CA()
+HOST, NAME = "127.0.0.1", "gpu.example.org"
 
 
 @pytest.fixture
-def folder(authority: trustme.CA, tmp_path: Path) -> Path:
-    (tmp_path / "ca.crt").write_bytes(authority.cert_pem.bytes())
+def folder(tmp_path: Path) -> Path:
+    """The certificate of our CA, and a client certificate of it."""
+    (tmp_path / "ca.crt").write_bytes(OURS.cert_pem.bytes())
+    issue(OURS, tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def whole(authority: trustme.CA, folder: Path) -> Path:
-    """The folder, with a client certificate of the CA."""
-    issue(authority, folder)
-    return folder
 
 
 def issue(authority: trustme.CA, folder: Path) -> None:
@@ -52,164 +41,94 @@ def server_tls(authority: trustme.CA, host: str = HOST, clients: trustme.CA | No
     return grpc.ssl_server_credentials([pair], clients and clients.cert_pem.bytes(), require_client_auth=clients is not None)
 
 
-@asynccontextmanager
-async def connecting(port: int, tls: Credentials | None) -> AsyncIterator[TritonClient]:
-    client = TritonClient(f"{HOST}:{port}", credentials=tls)
-    yield client
-    await client.close()
-
-
-async def is_refused(port: int, tls: Credentials | None) -> bool:
-    """Return whether a client with these credentials gets no answer."""
-    async with connecting(port, tls) as client:
-        with pytest.raises(TritonUnavailable):
-            await client.read_server()
-        return client.server is None
-
-
-async def test_a_triton_of_our_authority_is_called(authority: trustme.CA, folder: Path) -> None:
-    async with serving(FakeTriton(), tls=server_tls(authority)) as port, connecting(port, load(str(folder))) as client:
-        assert await client.read_server() == ServerInfo("2.51.0")
-        await eventually(lambda: client.server == ServerInfo("2.51.0"))
-
-
-async def test_a_triton_of_another_authority_is_unavailable(folder: Path) -> None:
-    async with serving(FakeTriton(), tls=server_tls(trustme.CA())) as port:
-        assert await is_refused(port, load(str(folder)))
-
-
-async def test_a_triton_with_the_name_of_another_host_is_unavailable(authority: trustme.CA, folder: Path) -> None:
-    async with serving(FakeTriton(), tls=server_tls(authority, "other.example.org")) as port:
-        assert await is_refused(port, load(str(folder)))
-
-
-async def test_the_address_of_a_name_is_certified_by_that_name(authority: trustme.CA, folder: Path) -> None:
-    """The name was resolved; the certificate does not contain its IP addresses."""
-    async with serving(FakeTriton(), tls=server_tls(authority, "gpus.example.org")) as port:
-        client = TritonClient(f"127.0.0.1:{port}", credentials=load(str(folder)), host="gpus.example.org")
-        assert await client.read_server() == ServerInfo("2.51.0")
+async def answers(client: TritonClient) -> bool:
+    try:
+        return await client.read_server() == ServerInfo("2.51.0")
+    except TritonUnavailable:
+        return False
+    finally:
         await client.close()
 
 
-@pytest.mark.parametrize("named", ["gpu.example.org", "other.example.org"])
-async def test_a_name_that_was_resolved_is_the_one_that_must_be_certified(authority: trustme.CA, folder: Path, named: str) -> None:
-    async with serving(FakeTriton(), tls=server_tls(authority, named)) as port:
-        client = TritonClient(f"gpu.example.org:{port}", credentials=load(str(folder)), ips=["127.0.0.1"])
-        try:
-            if named == "gpu.example.org":
-                assert await client.read_server() == ServerInfo("2.51.0")
-            else:
-                with pytest.raises(TritonUnavailable):
-                    await client.read_server()
-        finally:
-            await client.close()
-
-
-async def test_no_call_is_made_unless_client_and_server_both_use_tls(authority: trustme.CA, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("authority", "named", "uses_tls", "is_called"),
+    [
+        (OURS, HOST, True, True),
+        (THEIRS, HOST, True, False),
+        (OURS, NAME, True, False),
+        (None, HOST, True, False),
+        (OURS, HOST, False, False),
+    ],
+    ids=["ours", "another CA", "another host", "server without TLS", "client without TLS"],
+)
+async def test_triton_is_called_if_our_authority_certifies_its_host(
+    folder: Path, authority: trustme.CA | None, named: str, *, uses_tls: bool, is_called: bool
+) -> None:
     fake = FakeTriton()
-    async with serving(fake) as port:
-        assert await is_refused(port, load(str(folder)))
-    async with serving(fake, tls=server_tls(authority)) as port:
-        assert await is_refused(port, load(""))
-    assert fake.server_reads == 0
+    async with serving(fake, tls=authority and server_tls(authority, named)) as port:
+        credentials = load(str(folder) if uses_tls else "")
+        assert await answers(TritonClient(f"{HOST}:{port}", credentials=credentials)) is is_called
+    assert bool(fake.server_reads) is is_called
 
 
-async def test_our_certificate_is_shown_to_a_triton_that_asks(authority: trustme.CA, folder: Path) -> None:
-    fake = FakeTriton()
-    async with serving(fake, tls=server_tls(authority, clients=authority)) as port:
-        assert await is_refused(port, load(str(folder)))
-        issue(trustme.CA(), folder)
-        assert await is_refused(port, load(str(folder)))
-        assert fake.server_reads == 0
-        issue(authority, folder)
-        async with connecting(port, load(str(folder))) as client:
-            assert await client.read_server() == ServerInfo("2.51.0")
+@pytest.mark.parametrize(("named", "is_called"), [(NAME, True), ("other.example.org", False)])
+async def test_resolved_name_is_the_one_that_must_be_certified(folder: Path, named: str, *, is_called: bool) -> None:
+    """The certificate does not contain the name's IP addresses."""
+    async with serving(FakeTriton(), tls=server_tls(OURS, named)) as port:
+        credentials = load(str(folder))
+        assert await answers(TritonClient(f"{HOST}:{port}", credentials=credentials, host=NAME)) is is_called
+        assert await answers(TritonClient(f"{NAME}:{port}", credentials=credentials, ips=[HOST])) is is_called
 
 
-async def test_the_application_uses_tls(authority: trustme.CA, whole: Path) -> None:
-    async with serving(FakeTriton(), tls=server_tls(authority, clients=authority)) as port:
+async def test_certificate_is_shown_to_a_triton_that_asks(folder: Path) -> None:
+    async with serving(FakeTriton(), tls=server_tls(OURS, clients=OURS)) as port:
         settings = Settings(
             model="tiny",
-            model_repository=str(whole),
+            model_repository=str(folder),
             transport="inline",
             log_level="error",
             triton_endpoints=f"{HOST}:{port}",
-            triton_tls_folder=str(whole),
+            triton_tls_folder=str(folder),
         )
         async with started(create_app(settings)) as client:
             models = json(await client.get("/models"))["models"]
             assert [model["name"] for model in models if model["state"] != "not_pulled"] == ["a", "b", "c"]
+        issue(THEIRS, folder)
+        assert not await answers(TritonClient(f"{HOST}:{port}", credentials=load(str(folder))))
 
 
-def test_without_tls_there_are_no_credentials() -> None:
-    assert load("") is None
+def test_file_may_have_several_authorities_and_comments_in_any_encoding(folder: Path) -> None:
+    content = "# Főtanúsítvány\n".encode("latin2") + OURS.cert_pem.bytes() + THEIRS.cert_pem.bytes()
+    (folder / "ca.crt").write_bytes(content)
+    found = load(str(folder))
+
+    assert found == Credentials(content, (folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes())
+    assert "PRIVATE KEY" not in repr(found)
 
 
-def test_several_authorities_may_be_in_a_file_with_comments(authority: trustme.CA, tmp_path: Path) -> None:
-    """Such comments are often names in any language and encoding."""
-    content = "# Főtanúsítvány\n".encode() + authority.cert_pem.bytes() + trustme.CA().cert_pem.bytes()
-    (tmp_path / "ca.crt").write_bytes(content)
-
-    assert load(str(tmp_path)) == Credentials(content)
+OTHER = OURS.issue_cert("own.example.org").private_key_pem.bytes()
+ENCRYPTED = load_pem_private_key(OTHER, None).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("ca.crt", None, "No such file or directory"),
-        ("ca.crt", b"", "is not a certificate in PEM"),
-        ("ca.crt", b"no certificate\n", "is not a certificate in PEM"),
-        ("ca.crt", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", "is not a certificate in PEM"),
-        ("tls.crt", None, "No such file or directory"),
-        ("tls.crt", b"no certificate\n", "is not a certificate in PEM"),
-        ("tls.key", None, "No such file or directory"),
-        ("tls.key", b"a secret that is no key\n", "is not a private key in PEM"),
+        ("ca.crt", None, ": No such file or directory"),
+        ("ca.crt", b"", " is not a certificate in PEM"),
+        ("ca.crt", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", " is not a certificate in PEM"),
+        ("tls.crt", None, ": No such file or directory"),
+        ("tls.crt", b"no certificate\n", " is not a certificate in PEM"),
+        ("tls.key", None, ": No such file or directory"),
+        ("tls.key", b"a secret that is no key\n", " is not a private key in PEM"),
+        ("tls.key", OTHER, " is not the key of {}/tls.crt"),
+        ("tls.key", ENCRYPTED, " is encrypted; a key without a passphrase is needed"),
     ],
 )
-def test_a_file_that_is_not_valid_is_named(whole: Path, name: str, content: bytes | None, message: str) -> None:
-    """The message is one line, and does not contain the content, which may be secret."""
-    path = whole / name
-    path.unlink()
+def test_file_that_is_not_valid_is_named_without_its_content(folder: Path, name: str, content: bytes | None, message: str) -> None:
+    (folder / name).unlink()
     if content is not None:
-        path.write_bytes(content)
+        (folder / name).write_bytes(content)
 
     with pytest.raises(CredentialsError) as caught:
-        load(str(whole))
-    assert str(caught.value) in {f"{path}: {message}", f"{path} {message}"}
-
-
-def test_a_folder_is_not_a_file(folder: Path) -> None:
-    (folder / "tls.crt").mkdir()
-
-    with pytest.raises(CredentialsError, match=rf"^{folder}/tls.crt: Is a directory$"):
         load(str(folder))
-
-
-def test_the_key_of_another_certificate_is_an_error(authority: trustme.CA, whole: Path) -> None:
-    certificate = (whole / "tls.crt").read_bytes()
-    issue(authority, whole)
-    (whole / "tls.crt").write_bytes(certificate)
-
-    with pytest.raises(CredentialsError) as caught:
-        load(str(whole))
-    assert str(caught.value) == f"{whole}/tls.key is not the key of {whole}/tls.crt"
-
-
-def test_an_encrypted_key_is_an_error(whole: Path) -> None:
-    """A gateway cannot ask for a passphrase, and gRPC does not support one."""
-    path = whole / "tls.key"
-    key = serialization.load_pem_private_key(path.read_bytes(), None)
-    encryption = serialization.BestAvailableEncryption(b"secret")
-    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
-
-    with pytest.raises(CredentialsError) as caught:
-        load(str(whole))
-    assert str(caught.value) == f"{path} is encrypted; a key without a passphrase is needed"
-
-
-def test_the_key_is_not_shown(whole: Path) -> None:
-    found = load(str(whole))
-
-    assert found is not None
-    assert b"PRIVATE KEY" in (found.key or b"")
-    assert "PRIVATE KEY" not in repr(found)
+    assert str(caught.value) == f"{folder / name}{message.format(folder)}"

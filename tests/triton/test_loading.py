@@ -12,17 +12,18 @@ from app.triton.loading import ModelLoader, has_loaded
 from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
 from app.triton.repository import DESCRIPTION, LOCK, REMOVED, identify, removed_models
-from tests.fakes.triton import FakeTriton
 from tests.support import TABLE, captured_log, eventually
 from tests.triton.conftest import Two
 
+FAILS = grpc.StatusCode.UNAVAILABLE, "it is being stopped"
+
 
 @pytest.fixture
-async def tritons(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[FakeTriton]]:
+async def loader(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
     """Two Tritons, which a worker tells to load the models in a folder."""
     monkeypatch.setattr(loading, "_INTERVAL_SECONDS", 0.01)
     task = asyncio.create_task(ModelLoader(two.pool, tmp_path).run(TABLE))
-    yield two.fakes
+    yield two
     task.cancel()
 
 
@@ -37,31 +38,33 @@ def put(repository: Path, *models: str) -> None:
     (repository / LOCK).touch()
 
 
-async def test_models_are_loaded_and_unloaded(tritons: list[FakeTriton], tmp_path: Path) -> None:
-    put(tmp_path, "doors", "gates")
-    await eventually(lambda: all(fake.told[-2:] == ["load doors", "load gates"] for fake in tritons))
-    put(tmp_path, "gates")
-    await eventually(lambda: all(fake.told[-2:] == ["unload doors", "load gates"] for fake in tritons))
+async def all_told(two: Two, *told: str) -> None:
+    await eventually(lambda: all(fake.told[-len(told) :] == [*told] for fake in two.fakes))
 
 
-async def test_failure_is_told_once_and_the_others_are_loaded(
-    tritons: list[FakeTriton], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_models_are_loaded_and_unloaded_and_a_failure_is_told_once(
+    loader: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = captured_log(monkeypatch, loading)
-    tritons[0].load_refusal = grpc.StatusCode.UNAVAILABLE, "it is being stopped"
+    loader.fakes[0].load_refusal = FAILS
     put(tmp_path, "doors", "gates")
-    await eventually(lambda: all(fake.told[-2:] == ["load doors", "load gates"] for fake in tritons))
-    count = len(tritons[0].told)
+    await all_told(loader, "load doors", "load gates")
+    count = len(loader.fakes[0].told)
     await asyncio.sleep(0.1)
-    assert len(tritons[0].told) == count
-    assert {(line.kwargs["triton"], line.kwargs["model"]) for line in log} == {(tritons[0].url, "doors"), (tritons[0].url, "gates")}
+    assert len(loader.fakes[0].told) == count
+    assert [(line.kwargs["triton"], line.kwargs["model"]) for line in log] == [
+        (loader.fakes[0].url, "doors"),
+        (loader.fakes[0].url, "gates"),
+    ]
     put(tmp_path, "gates")
+    await all_told(loader, "unload doors", "load gates")
+    await asyncio.to_thread(tmp_path.rename, tmp_path.with_name("unmounted"))  # it cannot be read, which changes nothing
+    await asyncio.sleep(0.1)
+    await all_told(loader, "unload doors", "load gates")
 
-    await eventually(lambda: tritons[0].told[-2:] == ["unload doors", "load gates"])
 
-
-async def test_all_workers_know_which_files_all_tritons_have_loaded(tritons: list[FakeTriton], two: Two, tmp_path: Path) -> None:
-    def loaded(model: str, pool: TritonPool = two.pool) -> bool:
+async def test_all_workers_know_which_files_all_tritons_have_loaded(loader: Two, tmp_path: Path) -> None:
+    def loaded(model: str, pool: TritonPool = loader.pool) -> bool:
         return has_loaded(TABLE, pool, model, identify(tmp_path / model))
 
     put(tmp_path, "doors")
@@ -69,25 +72,16 @@ async def test_all_workers_know_which_files_all_tritons_have_loaded(tritons: lis
     await eventually(lambda: loaded("doors"))
     (tmp_path / "doors" / DESCRIPTION).write_text("changed", encoding="utf-8")
     assert not loaded("doors")
-    tritons[0].load_refusal = grpc.StatusCode.UNAVAILABLE, "it is being stopped"
+    loader.fakes[0].load_refusal = FAILS
     put(tmp_path, "doors", "gates")
-    await eventually(lambda: tritons[1].told[-1:] == ["load gates"])
+    await all_told(loader, "load doors", "load gates")
     await asyncio.sleep(0.1)
     assert (loaded("doors"), loaded("gates")) == (False, False)
-    tritons[0].load_refusal = None
+    loader.fakes[0].load_refusal = None
     put(tmp_path, "doors", "gates")
     await eventually(lambda: loaded("doors") and loaded("gates"))
 
-    assert not loaded("doors", TritonPool(two.pool.transport, two.pool.servers[:1]))
-
-
-async def test_repository_that_cannot_be_read_changes_nothing(tritons: list[FakeTriton], tmp_path: Path) -> None:
-    put(tmp_path, "doors")
-    await eventually(lambda: all(fake.told[-1:] == ["load doors"] for fake in tritons))
-    await asyncio.to_thread(tmp_path.rename, tmp_path.with_name("unmounted"))
-    await asyncio.sleep(0.1)
-
-    assert all(fake.told[-1:] == ["load doors"] for fake in tritons)
+    assert not loaded("doors", TritonPool(loader.pool.transport, loader.servers[:1]))
 
 
 async def test_models_on_demand_are_only_loaded_again(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Arenas: memory is reserved, slots do not overlap, and files of ended processes are removed."""
+"""Arenas: slots never overlap and are adjacent if possible, memory is reserved, and files of ended processes are removed."""
 
 import fcntl
 import os
@@ -10,14 +10,81 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
 
 from app.triton import shared_memory
-from app.triton.shared_memory import SHM, Arena, room
+from app.triton.shared_memory import SHM, Arena, Slot, room
+from tests.machines import Machine, check
 from tests.support import ROOT
 
+NBYTES = 60
 
-def test_the_name_of_a_region_is_a_secret() -> None:
-    """It cannot be guessed from file names, which every user of the host sees, or from other regions."""
+
+class Parts(Machine):
+    """An arena lends the first room after the last slot, or else the first room, or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arena = Arena(NBYTES)
+        self.memory = bytearray(NBYTES)
+        """The number of the slot that each byte belongs to; 0 if to none."""
+        self.lent: dict[int, Slot] = {}
+        self.last = self.number = 0
+        """End of the last slot, and its number."""
+        self.is_retired = False
+
+    @rule(nbytes=st.sampled_from([1, 5, 10, 10, 15, 20, 30]))
+    def take(self, nbytes: int) -> None:
+        self.last = self.last if self.lent else 0
+        starts = [*range(self.last, NBYTES - nbytes + 1), *range(NBYTES - nbytes + 1)]
+        free = [start for start in starts if not self.is_retired and not any(self.memory[start : start + nbytes])]
+        slot = self.arena.take(nbytes)
+        assert (slot and slot.offset) == (free[0] if free else None)
+        if slot is not None:
+            self.number = self.number % 255 + 1
+            self.memory[slot.offset : slot.end] = [self.number] * nbytes
+            slot.array((nbytes,), np.uint8)[:] = self.number
+            self.lent[slot.offset], self.last = slot, slot.end
+
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        slot = self.lent.pop(data.draw(st.sampled_from(sorted(self.lent))))
+        self.memory[slot.offset : slot.end] = bytes(slot.end - slot.offset)
+        slot.free()
+
+    @rule(offset=st.integers(-1, NBYTES))
+    def give_back_what_is_not_lent(self, offset: int) -> None:
+        if offset not in self.lent:
+            with pytest.raises(ValueError, match="not in list"):
+                self.arena.give_back(Slot(self.arena, offset, offset + 1))
+
+    @precondition(lambda self: self.number > 5)
+    @rule(is_unconditional=st.booleans())
+    def retire(self, is_unconditional: bool) -> None:  # noqa: FBT001
+        if is_unconditional:
+            self.arena.retire()
+        assert self.arena.retire(only_unused=True) == (not self.lent)
+        self.is_retired = self.is_retired or is_unconditional or not self.lent
+
+    @invariant()
+    def slots_do_not_overlap(self) -> None:
+        for slot in self.lent.values():
+            assert slot.array((slot.end - slot.offset,), np.uint8).tobytes() == self.memory[slot.offset : slot.end]
+        assert self.arena.lent_bytes == NBYTES - self.memory.count(0)
+
+    def finish(self) -> None:
+        self.arena.close()
+
+
+@pytest.mark.parametrize("runs", [40, pytest.param(120, marks=pytest.mark.system)])
+def test_slots_of_an_arena(runs: int) -> None:
+    check(Parts, runs=runs, steps=40)
+
+
+def test_name_of_a_region_cannot_be_guessed() -> None:
+    """Every user of the host sees the names of files."""
     arenas = [Arena(10) for _ in range(3)]
     suffixes = {arena.region.removeprefix(f"{arena.name}-") for arena in arenas}
     files = " ".join(path.name for path in SHM.iterdir())
@@ -25,8 +92,46 @@ def test_the_name_of_a_region_is_a_secret() -> None:
         arena.close()
 
     assert len(suffixes) == 3
-    assert all(re.fullmatch("[0-9a-f]{32}", suffix) for suffix in suffixes)
-    assert not [suffix for suffix in suffixes if suffix in files]
+    assert all(re.fullmatch("[0-9a-f]{32}", suffix) and suffix not in files for suffix in suffixes)
+
+
+def test_arena_retires_while_threads_take_slots() -> None:
+    for _ in range(200):
+        made = Arena(20)
+        with ThreadPoolExecutor(2) as threads:
+            lent = [threads.submit(made.take, 10) for _ in range(2)]
+            is_retired = made.retire(only_unused=True)
+        assert len([job for job in lent if job.result()]) == (0 if is_retired else 2)
+        made.close()
+
+
+def test_file_has_what_is_written_to_slots_and_memory_outlives_it() -> None:
+    """A thread may still write when the worker ends."""
+    made = Arena(8192)
+    file = SHM / made.name
+    slot = made.take(4096)
+    assert slot
+    array = slot.array((4,), np.float32)
+    array[:] = [1, 2, 3, 4]
+
+    assert np.frombuffer(file.read_bytes(), np.float32)[:4].tolist() == [1, 2, 3, 4]
+    assert (file.stat().st_size, file.stat().st_mode & 0o777) == (made.nbytes, 0o600)
+    made.close()
+    assert not file.exists()
+    array += 1
+    assert array.sum() == 14
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
+def test_arena_that_does_not_fit_is_an_error_and_leaves_nothing() -> None:
+    """A write to it would end the process."""
+    script = (
+        "from app.triton.shared_memory import *\ntry: Arena(32 << 20)\nexcept OSError as error: print(error.errno, *SHM.iterdir())"
+    )
+    mount = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" -c "$1"'
+    command = ["unshare", "--mount", "sh", "-c", mount, sys.executable, script]
+
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "28\n"
 
 
 @pytest.fixture
@@ -36,126 +141,52 @@ def own_shm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def killed_arena(folder: Path) -> list[str]:
-    """Return the command of a process that creates an arena, prints its name and is killed."""
+@pytest.mark.parametrize(
+    ("name", "is_removed"),
+    [
+        ("nereid-4194304-0123abcd", True),
+        ("nereid-1-01234567-1", False),
+        ("nereid-x-0123abcd", False),
+        ("../nereid-1-0123abcd", False),
+    ],
+)
+def test_only_files_of_arenas_count_as_removed(own_shm: Path, name: str, *, is_removed: bool) -> None:
+    assert shared_memory.is_removed(name) is is_removed
+    (own_shm / name).touch()
+    assert not shared_memory.is_removed(name)
+
+
+def test_without_dev_shm_there_is_no_room(own_shm: Path) -> None:
+    own_shm.rmdir()
+    assert room() is None
+    assert shared_memory.sweep() == []
+
+
+def test_arenas_of_killed_workers_are_swept_and_other_files_left_alone(own_shm: Path) -> None:
+    """Also while a killed worker is a zombie, as without an init process. Any user can create files of any name in /dev/shm."""
     script = (
         "import os, sys; from pathlib import Path; from app.triton import shared_memory; shared_memory.SHM = Path(sys.argv[1]);"
         "print(shared_memory.Arena(4096).name, flush=True); os.kill(os.getpid(), 9)"
     )
-    return [sys.executable, "-c", script, str(folder)]
-
-
-@pytest.mark.parametrize("name", ["nereid-1-0123abcd", "nereid-4194304-0123abcd"])
-def test_a_file_that_is_gone_is_removed(own_shm: Path, name: str) -> None:
-    assert shared_memory.is_removed(name)
-    (own_shm / name).touch()
-    assert not shared_memory.is_removed(name)
-    (own_shm / name).unlink()
-    assert shared_memory.is_removed(name)
-
-
-@pytest.mark.parametrize("name", ["", "other", "nereid-1-0123", "nereid-x-0123abcd", "../nereid-1-0123abcd", "nereid-1-0123abcd-1"])
-def test_the_file_of_another_program_is_not_ours_to_miss(name: str) -> None:
-    assert not shared_memory.is_removed(name)
-
-
-def test_an_arena_retires_while_threads_take_slots() -> None:
-    for _ in range(200):
-        made = Arena(20)
-        with ThreadPoolExecutor(2) as threads:
-            lent = [threads.submit(made.take, 10) for _ in range(2)]
-            is_retired = made.retire(only_unused=True)
-        slots = [slot for job in lent if (slot := job.result())]
-
-        assert len(slots) == (0 if is_retired else 2)
-        made.close()
-
-
-def test_the_file_contains_what_is_written_to_the_slots() -> None:
-    made = Arena(8192)
-    slot = made.take(4096)
-    assert slot
-    slot.array((4,), np.float32)[:] = [1, 2, 3, 4]
-
-    with (SHM / made.name).open("rb") as file:
-        file.seek(slot.offset)
-        assert np.frombuffer(file.read(16), np.float32).tolist() == [1, 2, 3, 4]
-    assert (SHM / made.name).stat().st_size == made.nbytes
-    assert (SHM / made.name).stat().st_mode & 0o777 == 0o600
-    made.close()
-    assert not (SHM / made.name).exists()
-
-
-def test_memory_outlives_the_file() -> None:
-    """A thread may still write when the worker ends."""
-    made = Arena(4096)
-    slot = made.take(4096)
-    assert slot
-    made.close()
-    array = slot.array((4096,), np.uint8)
-    array[:] = 7
-
-    assert array.sum() == 7 * 4096
-
-
-FULL = """
-try: Arena(32 << 20)
-except OSError as error: print(error.errno, list(SHM.iterdir()))
-made = Arena(8 * 4096)
-made.take(4096).array((4096,), np.uint8)[:] = 1
-"""
-ROOM = """
-(SHM / "theirs").write_bytes(bytes(1 << 20))
-before = room()
-made = Arena(2 << 20)
-print(before >> 20, room() >> 20)
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
-@pytest.mark.parametrize(("size", "script", "output"), [("1m", FULL, "28 []"), ("8m", ROOM, "7 7")], ids=["full", "room"])
-def test_a_small_dev_shm(size: str, script: str, output: str) -> None:
-    script = f"from app.triton.shared_memory import *\n{script}\nmade.close(); print('ok')"
-    command = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$0" -c "$1"'
-    result = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", command, sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-    assert result.stdout == f"{output}\nok\n", result.stderr
-
-
-def test_without_dev_shm_there_is_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("app.triton.shared_memory.SHM", tmp_path / "nowhere")
-
-    assert room() is None
-
-
-def test_the_arenas_of_killed_workers_are_swept(own_shm: Path) -> None:
-    dead = subprocess.run(killed_arena(own_shm), cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     alive = Arena(4096)
-    reused = own_shm / f"nereid-{os.getpid()}-00000000"  # as if this process had got the same process id
-    (own_shm / dead).rename(reused)
+    folder, pipe, link = (own_shm / f"nereid-1-{number:08}" for number in range(3))
+    folder.mkdir()
+    os.mkfifo(pipe)
+    link.symlink_to(own_shm / alive.name)
+    other = own_shm / "nereid-notes"
+    other.touch()
+    with subprocess.Popen([sys.executable, "-c", script, own_shm], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        dead = child.stdout.read().strip()  # until it ends; it remains a zombie until the block ends
+        reused = own_shm / f"nereid-{os.getpid()}-00000000"  # as if this process had got the same process id
+        (own_shm / dead).rename(reused)
+        assert shared_memory.sweep() == [reused.name]
 
-    assert shared_memory.sweep() == [reused.name]
-    assert [path.name for path in own_shm.iterdir()] == [alive.name]
+    assert set(own_shm.iterdir()) == {own_shm / alive.name, folder, pipe, link, other}
     alive.close()
 
 
-def test_files_that_are_not_arenas_are_left_alone(own_shm: Path) -> None:
-    """Any user can create files of any name in /dev/shm; none makes the sweep fail."""
-    folder, pipe, link = (own_shm / f"nereid-1-{number:08}" for number in range(3))
-    other = own_shm / "nereid-notes"
-    folder.mkdir()
-    os.mkfifo(pipe)
-    link.symlink_to(own_shm / "nothing")
-    other.touch()
-
-    assert shared_memory.sweep() == []
-    assert all(os.path.lexists(path) for path in (folder, pipe, link, other))
-
-
-def test_an_arena_that_is_swept_before_it_is_locked_is_created_again(monkeypatch: pytest.MonkeyPatch, own_shm: Path) -> None:
-    """Another worker may sweep between the creation of the file and the lock."""
+def test_arena_that_is_swept_before_it_is_locked_is_created_again(monkeypatch: pytest.MonkeyPatch, own_shm: Path) -> None:
     lock = fcntl.flock
     swept: list[str] = []
 
@@ -168,16 +199,6 @@ def test_an_arena_that_is_swept_before_it_is_locked_is_created_again(monkeypatch
     monkeypatch.setattr(fcntl, "flock", late)
     made = Arena(4096)
 
-    assert swept
-    assert made.name not in swept
+    assert swept not in ([], [made.name])
     assert (own_shm / made.name).exists()
     made.close()
-
-
-def test_the_arena_of_a_zombie_is_swept(own_shm: Path) -> None:
-    """In a container without an init process, a killed worker may remain a zombie."""
-    with subprocess.Popen(killed_arena(own_shm), cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        name = child.stdout.read().strip()  # read until the child ends; it remains a zombie until the block ends
-
-        assert name in shared_memory.sweep()

@@ -1,17 +1,15 @@
 """Triton's statistics of its models, and values derived from them."""
 
-import grpc
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as messages
 
 from app.embedded.server import EmbeddedTriton
-from app.errors import InvalidModelOutput, TritonUnavailable
 from app.model.spec import from_triton_config
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
-from app.triton.statistics import ModelStatistics, read_statistics
-from tests.fakes.triton import FakeTriton, serving_bytes
+from app.triton.statistics import read_statistics
+from tests.fakes.triton import FakeTriton
 
 SECONDS = 5.0
 
@@ -23,48 +21,7 @@ def add_version(fake: FakeTriton, name: str, version: str, *counters: int) -> No
     added.inference_stats.compute_infer.MergeFrom(messages.StatisticDuration(count=counters[4], ns=counters[5]))
 
 
-async def test_a_triton_that_does_not_answer_is_unavailable(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
-    fake, client = fake_triton
-    fake.may_tell.clear()
-    with pytest.raises(TritonUnavailable):
-        await read_statistics(client, 0.1)
-    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "Server is stopping"
-    fake.may_tell.set()
-    with pytest.raises(TritonUnavailable):
-        await read_statistics(client, SECONDS)
-
-
-async def test_another_program_has_no_counters() -> None:
-    async with serving_bytes(b"\xff\xff\xff") as url:
-        client = TritonClient(url)
-        with pytest.raises(InvalidModelOutput):
-            await read_statistics(client, SECONDS)
-        await client.close()
-
-
-def test_averages() -> None:
-    """Averages are per execution for batches, per request for times."""
-    statistics = ModelStatistics(12, 3, 6, 18_000_000, 6, 30_000_000)
-
-    assert (statistics.batch_size, statistics.queue_ms, statistics.inference_ms) == (4.0, 3.0, 5.0)
-
-
-def test_an_idle_model_has_no_averages() -> None:
-    idle = ModelStatistics()
-
-    assert (idle.batch_size, idle.queue_ms, idle.inference_ms) == (0.0, 0.0, 0.0)
-
-
-def test_differences_between_two_readings() -> None:
-    """If a counter has decreased, the model was loaded again."""
-    before, after = ModelStatistics(10, 5, 10, 100, 10, 1000), ModelStatistics(14, 6, 12, 150, 12, 1400)
-
-    assert after.since(before) == ModelStatistics(4, 1, 2, 50, 2, 400)
-    assert after.since(after) == ModelStatistics()
-    assert before.since(after) == before
-
-
-async def test_a_real_triton_counts_images_and_batches(settings: Settings, triton: EmbeddedTriton) -> None:
+async def test_real_triton_counts_images_and_batches(settings: Settings, triton: EmbeddedTriton) -> None:
     assert triton.poll() is None
     client = TritonClient(settings.triton_address)
     spec = from_triton_config(*await client.read_config("six_columns"))
