@@ -163,7 +163,7 @@ class Setup:
         calls: Any = self.calls
         return Batcher(calls)
 
-    async def start(
+    async def start(  # noqa: PLR0913 - what a request has
         self,
         images: int = 1,
         caller: str = "",
