@@ -94,15 +94,6 @@ async def test_memory_and_backlog_count_until_a_picture_is_drawn(
     await eventually(lambda: admission.memory.own_bytes == admission.decode_backlog.pixels == 0)
 
 
-@pytest.mark.parametrize("nbytes", [len(LARGE) - 1, len(LARGE) + 1000])
-async def test_picture_for_which_there_is_no_memory_is_rejected(pipeline: Pipeline, nbytes: int) -> None:
-    memory = pipeline.admission.memory
-    with memory.reserve(ANYBODY) as others:
-        others.add(memory.limit_bytes - nbytes)
-        with pytest.raises(GatewayFull, match="memory"):
-            await draw(pipeline, LARGE, FOUND, "image/png", call())
-
-
 async def test_picture_that_would_take_too_long_is_rejected(pipeline: Pipeline) -> None:
     with pipeline.admission.decode_backlog.add(10**9, Deadline.after(60), ANYBODY), pytest.raises(GatewayFull, match="too long"):
         await draw(pipeline, LARGE, FOUND, "image/jpeg", call(5))

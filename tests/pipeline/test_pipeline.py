@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
@@ -27,12 +26,12 @@ from app.resilience.fairness import HIGH, LOW, NORMAL, Caller
 from app.telemetry.timing import Timing
 from app.triton.shared_memory import SLOTS
 from tests.fakes import models
-from tests.fakes.triton import CONFIG, FakeTriton, config_with, infer_response, serving
+from tests.fakes.triton import CONFIG, FakeTriton, config_with, infer_response
 from tests.imaging.samples import GREY, png
 from tests.pipeline import refusals
 from tests.pipeline.gate import Gate
 from tests.support import LIMITS, SCENE, eventually, is_mapped
-from tests.world import World, open_world
+from tests.world import World
 
 TABLE = np.array([[8, 16, 16, 24, 0.5, 1], [0, 8, 32, 24, 0.75, 0]], np.float32)
 """Two rows in pixels of the 32 x 32 canvas. The image of 200 x 100 covers 32 x 16 of it."""
@@ -92,22 +91,6 @@ async def test_version_of_another_size_is_asked_with_an_image_of_that_size(world
 
     assert named(await world.detect()) == ("2", ["new", "other"])
     assert [list(request.inputs[0].shape) for request in world.fake.requests][1:] == [[32, 32, 3], [64, 64, 3]]
-
-
-async def test_restarted_triton_may_have_other_labels_under_the_same_version() -> None:
-    old, new = FakeTriton(), FakeTriton()
-    for fake, labels in ((old, "old,old"), (new, "new,other")):
-        fake.answer = infer_response(output0=TABLE)
-        replace(fake, "1", labels)
-    async with AsyncExitStack() as running:
-        port = await running.enter_async_context(serving(old))
-        async with open_world(old) as world:
-            assert named(await world.detect()) == ("1", ["old", "old"])
-            await running.aclose()
-            async with serving(new, port):
-                await eventually(lambda: world.client.connection == 2)
-
-                assert named(await world.detect()) == ("1", ["new", "other"])
 
 
 async def test_model_that_is_replaced_all_the_time_is_not_ready(world: World) -> None:

@@ -5,26 +5,21 @@ import struct
 from io import BytesIO
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from PIL import Image
-from tritonclient.grpc import service_pb2
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
 from app.model.spec import from_triton_config
 from app.pipeline import probe
 from app.pipeline.probe import run_probe
-from app.settings.schema import Settings
 from app.triton import client as client_module
 from app.triton.client import TritonClient
 from app.triton.status import Disconnected, Draining
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response, serving
 from tests.pipeline import refusals
 from tests.pipeline.refusals import Refusal
-from tests.support import NEEDS_BYTES, eventually, free_port
+from tests.support import eventually, free_port
 
 Fake = tuple[FakeTriton, TritonClient]
 
@@ -156,24 +151,3 @@ async def test_probe_that_is_cancelled_ends_its_call(fake_triton: Fake) -> None:
         await probing
 
     await eventually(lambda: fake.running == 0)
-
-
-@pytest.mark.parametrize(("model", "succeeds"), [("half_four_tensors", True), pytest.param("file_in", False, marks=NEEDS_BYTES)])
-async def test_real_model_runs_the_probe(settings: Settings, triton: EmbeddedTriton, model: str, *, succeeds: bool) -> None:
-    """The model that takes files only reads BMP, so it fails, but it is run."""
-    assert triton.poll() is None
-
-    def answers() -> tuple[int, int]:
-        with grpc.insecure_channel(settings.triton_address) as channel:
-            request = service_pb2.ModelStatisticsRequest(name=model)
-            (stats,) = GRPCInferenceServiceStub(channel).ModelStatistics(request).model_stats
-        return stats.inference_stats.success.count, stats.inference_stats.fail.count
-
-    client = TritonClient(settings.triton_address)
-    spec = from_triton_config(*await client.read_config(model))
-    succeeded, failed = answers()
-    assert await run_probe(client, spec) is succeeds
-    await client.close()
-
-    # Triton counts an inference after it has answered it.
-    await eventually(lambda: answers() == (succeeded + succeeds, failed + (not succeeds)))

@@ -179,14 +179,6 @@ async def test_one_triton_maps_memory_and_the_other_gets_messages(world: World) 
     assert {request.raw_input_contents[0] for request in far.requests} <= {IMAGE.tobytes() * images for images in range(1, 5)}
 
 
-@pytest.mark.world(mode="shm")
-async def test_shared_memory_that_is_required_leaves_a_triton_without_it_out(world: World) -> None:
-    world.fakes[1].accepts_regions = False
-
-    assert await world.errors(30) == []
-    assert (world.fake.images, world.fakes[1].images) == (30, 0)
-
-
 @SHARED
 @pytest.mark.parametrize(("refusal", "is_usable"), [(None, True), (refusals.RESTRICTED, True), (refusals.REFUSED, False)])
 async def test_restarted_triton_registers_again_or_costs_no_caller_an_answer(
