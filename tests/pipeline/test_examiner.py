@@ -119,8 +119,17 @@ async def test_default_model_is_asked_at_its_start_and_every_minute(examined: Ex
     assert examined.wrong == [False]
 
 
-@pytest.mark.parametrize("rows", [ZEROS, RIGHT[::-1] * [1, 1, 1, 1, 0, 1] + [0, 0, 0, 0, 0.8, 0], MOVED])
-async def test_wrong_answer_leaves_the_model_out_until_two_are_right(examined: Examined, rows: Any) -> None:  # noqa: ANN401
+@pytest.mark.parametrize(
+    ("rows", "is_restricted"), [(ZEROS, True), (RIGHT[::-1] * [1, 1, 1, 1, 0, 1] + [0, 0, 0, 0, 0.8, 0], False), (MOVED, False)]
+)
+async def test_wrong_answer_leaves_the_model_out_until_two_are_right(
+    examined: Examined,
+    rows: Any,  # noqa: ANN401
+    *,
+    is_restricted: bool,
+) -> None:
+    """Also of a Triton that does not tell its statistics."""
+    examined.fake.is_restricted = is_restricted
     examined.fake.rows = [rows]
     await examined.asked(61)
     assert examined.wrong == [True]
@@ -267,15 +276,6 @@ async def test_sick_model_stays_left_out_when_what_was_known_of_it_is_lost(
     examined.fake.rows = [RIGHT]
 
     assert await examined.until_well()
-
-
-async def test_statistics_may_be_restricted(examined: Examined) -> None:
-    examined.fake.is_restricted = True
-    assert await examined.asked(61) == 1
-    examined.fake.rows = [ZEROS]
-    await examined.asked(61)
-
-    assert examined.wrong == [True]
 
 
 async def test_model_is_asked_after_a_switch_of_its_version(examined: Examined) -> None:

@@ -190,7 +190,7 @@ async def test_invalid_option_is_rejected_before_the_image_is_decoded(world: Wor
         ("decode_boxes", CONFIG | output(np.zeros((6, 21), np.float32)), "BMP", {}, True),
     ],
 )
-async def test_what_takes_milliseconds_runs_in_a_thread(  # noqa: PLR0913, PLR0917 - a table
+async def test_work_of_milliseconds_runs_in_a_thread(  # noqa: PLR0913, PLR0917 - a table
     monkeypatch: pytest.MonkeyPatch,
     world: World,
     step: str,
@@ -216,7 +216,7 @@ async def test_what_takes_milliseconds_runs_in_a_thread(  # noqa: PLR0913, PLR09
     assert [name.startswith("decode") for name in threads] == [is_threaded]
 
 
-async def test_what_fails_gives_its_slot_back(world: World) -> None:
+async def test_failure_gives_its_slot_back(world: World) -> None:
     with pytest.raises(InvalidImage):
         await world.detect(SCENE[:500])
     assert not world.fake.requests

@@ -168,7 +168,7 @@ async def test_call_that_is_cancelled_is_a_failure_of_its_own_triton_only(world:
 
 
 @SHARED
-async def test_one_triton_maps_memory_and_the_other_gets_messages(world: World) -> None:
+async def test_memory_is_mapped_by_one_triton_while_the_other_gets_messages(world: World) -> None:
     world.fakes[1].accepts_regions = False
     assert await world.errors(30) == []
 
