@@ -1,10 +1,9 @@
 """A hit is what an inference would have answered, and is only found for the same network, image, caller and settings."""
 
 import asyncio
-from io import BytesIO
 from typing import Any
 
-import numpy as np
+import msgspec
 import pytest
 from PIL import Image
 
@@ -12,78 +11,50 @@ from app.errors import DeadlinePassed, GatewayFull, ImageTooLarge
 from app.imaging.header import PixelLimits
 from app.model.heads import SegmentationHead
 from app.pipeline.call import CallContext
-from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import Caller
 from app.telemetry.metrics import Metrics
-from app.telemetry.timing import CACHE, Timing
+from app.telemetry.timing import Timing
 from tests.cache.conftest import Caching, open_caching
 from tests.fakes import models
+from tests.imaging.samples import encode
 from tests.support import SCENE, OpenTable, eventually
-from tests.world import OPTIONS
 
 OTHER = models.scene("BMP", "gray")
 
 
-def large() -> bytes:
-    """An image whose file is hashed in a thread."""
-    file = BytesIO()
-    Image.new("RGB", (800, 600)).save(file, "BMP")
-    return file.getvalue()
-
-
-def fields(found: Detections) -> list[object]:
-    return [each.tolist() if isinstance(each, np.ndarray) else each for each in found]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"confidence": 0.5},
-        {"classes": ["1"]},
-        {"max_detections": 1},
-        {"iou": 0.1, "agnostic": True},
-    ],
-)
-async def test_a_hit_is_read_as_each_request_says(caching: Caching, options: dict[str, Any]) -> None:
-    await caching.ask()
-    result, found = await caching.ask(**options)
-    skipped, expected = await caching.ask(call={"uses_cache": False}, **options)
-
-    assert (result, skipped) == ("hit", "")
-    assert fields(found) == fields(expected)
-    assert len(caching.world.fake.requests) == 2
+LARGE = encode(Image.new("RGB", (800, 600)), "BMP")
+"""An image whose file is hashed in a thread."""
 
 
 async def test_images_are_told_apart(caching: Caching) -> None:
     """Also those that differ by zeros at their end, with which a hash may fill its last block."""
-    images = [SCENE, SCENE + b"\0", SCENE + b"\0\0", OTHER, large()]
+    images = [SCENE, SCENE + b"\0", SCENE + b"\0\0", OTHER, LARGE]
 
     assert [await caching.result(data) for data in images * 2] == ["miss"] * 5 + ["hit"] * 5
 
 
-async def test_a_result_belongs_to_its_caller(caching: Caching) -> None:
-    camera, door = Caller("camera"), Caller("door")
-
-    assert [await caching.result(caller=caller) for caller in (camera, door, camera, door)] == ["miss", "miss", "hit", "hit"]
+CAMERA, DOOR = {"caller": Caller("camera")}, {"caller": Caller("door")}
 
 
-async def test_a_shared_result_answers_all_callers(caching: Caching) -> None:
-    caching.open(is_shared=True)
+@pytest.mark.parametrize(
+    ("is_shared", "calls", "results"),
+    [
+        (False, [CAMERA, DOOR, CAMERA, DOOR], ["miss", "miss", "hit", "hit"]),
+        (True, [CAMERA, DOOR], ["miss", "hit"]),
+        (False, [{"uses_cache": False}, {}, {"uses_cache": False}], ["", "miss", ""]),
+        (False, [{"allows_truncated": True}, {}, {"allows_truncated": True}], ["miss", "miss", "hit"]),
+    ],
+)
+async def test_result_answers_the_same_question_of_the_same_caller(
+    caching: Caching, calls: list[dict[str, Any]], results: list[str], *, is_shared: bool
+) -> None:
+    caching.open(is_shared=is_shared)
 
-    assert [await caching.result(caller=Caller(name)) for name in ("camera", "door")] == ["miss", "hit"]
+    assert [await caching.result(**call) for call in calls] == results
 
 
-async def test_a_request_may_skip_the_cache(caching: Caching) -> None:
-    assert [await caching.result(uses_cache=uses) for uses in (False, True, False)] == ["", "miss", ""]
-
-
-async def test_an_answer_for_a_truncated_image_is_cached_apart(caching: Caching) -> None:
-    assert [await caching.result(allows_truncated=allows) for allows in (True, False, True)] == ["miss", "miss", "hit"]
-
-
-async def test_an_image_that_lower_limits_reject_is_rejected_on_a_hit_too(caching: Caching) -> None:
+async def test_image_that_lower_limits_reject_is_rejected_on_a_hit_too(caching: Caching) -> None:
     await caching.ask()
     limits = PixelLimits(10, 10)
     caching.world.pipeline._workspace = caching.world.pipeline._workspace._replace(limits=limits)  # noqa: SLF001
@@ -93,27 +64,22 @@ async def test_an_image_that_lower_limits_reject_is_rejected_on_a_hit_too(cachin
         await caching.ask()
 
 
-async def test_another_network_never_gets_the_result_of_the_old_one(caching: Caching) -> None:
+async def test_other_network_or_preprocessing_never_gets_the_result_of_the_old_one(caching: Caching) -> None:
     """A network that was reloaded in place has another fingerprint under the same version."""
     await caching.ask()
-    caching.networks["1"] = b"another network"
-    await caching.fingerprints.refresh()
-
-    assert [await caching.result() for _ in range(2)] == ["miss", "hit"]
+    for network, results in ((b"another network", ["miss", "hit"]), (b"a network", ["hit"]), (b"", ["", ""])):
+        caching.networks["1"] = network
+        await caching.fingerprints.refresh()
+        assert [await caching.result() for _ in results] == results
     caching.networks["1"] = b"a network"
     await caching.fingerprints.refresh()
-    assert await caching.result() == "hit"
+    caching.world.fake.config = caching.world.fake.config | {"parameters": {"pad": {"string_value": "0"}}}
+    caching.world.server.specs.forget("tiny")
+
+    assert [await caching.result() for _ in range(2)] == ["miss", "hit"]
 
 
-async def test_a_network_that_is_not_known_is_not_cached(caching: Caching) -> None:
-    await caching.ask()
-    caching.networks.clear()
-    await caching.fingerprints.refresh()
-
-    assert [await caching.result() for _ in range(2)] == ["", ""]
-
-
-async def test_a_result_is_not_stored_if_the_network_has_changed_meanwhile(caching: Caching) -> None:
+async def test_result_is_not_stored_if_the_network_has_changed_meanwhile(caching: Caching) -> None:
     """It may be that of either network."""
     caching.world.hold()
     asking = asyncio.create_task(caching.ask())
@@ -126,7 +92,7 @@ async def test_a_result_is_not_stored_if_the_network_has_changed_meanwhile(cachi
     assert await caching.result() == "miss"
 
 
-async def test_a_result_of_another_version_is_not_stored(caching: Caching) -> None:
+async def test_result_of_another_version_is_not_stored(caching: Caching) -> None:
     """The worker has not known yet that Triton runs another one."""
     caching.world.fake.model_versions = ["2"]
     assert (await caching.ask())[1].version == "2"
@@ -137,66 +103,46 @@ async def test_a_result_of_another_version_is_not_stored(caching: Caching) -> No
     assert (result, found.version) == ("miss", "1")
 
 
-async def test_another_preprocessing_is_another_key(caching: Caching) -> None:
-    """The spec of a model changes with its config, which does not have to change the network."""
-    await caching.ask()
-    caching.world.fake.config = caching.world.fake.config | {"parameters": {"pad": {"string_value": "0"}}}
-    caching.world.server.specs.forget("tiny")
-
-    assert [await caching.result() for _ in range(2)] == ["miss", "hit"]
-
-
 async def test_masks_are_not_cached(caching: Caching) -> None:
-    spec = await caching.spec()
-    assert caching.cache.takes(spec, CallContext(Deadline.after(1), Timing(), "id"))
+    spec, call = await caching.spec(), CallContext(Deadline.after(1), Timing(), "id")
     head = SegmentationHead(output_format=spec.head.output_format, has_normalized_boxes=False, iou=1, max_iou=1)  # type: ignore[union-attr]
-    segmenting = type(spec)(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {"head": head})
 
-    assert not caching.cache.takes(segmenting, CallContext(Deadline.after(1), Timing(), "id"))
+    assert caching.cache.takes(spec, call)
+    assert not caching.cache.takes(msgspec.structs.replace(spec, head=head), call)
 
 
-async def test_a_hit_needs_no_permit() -> None:
+async def test_hit_needs_no_permit() -> None:
     async with open_caching(max_requests=1) as caching:
         await caching.ask()
         caching.world.hold()
         asking = asyncio.create_task(caching.ask(OTHER))
         await eventually(lambda: caching.world.fake.running == 1)
         with pytest.raises(GatewayFull):
-            await caching.ask(large())
+            await caching.ask(LARGE)
 
         assert await caching.result() == "hit"
         caching.world.let_answer()
         await asking
 
 
-class Strange:
-    """A store that answers with something else than was put."""
+async def test_answer_is_right_whatever_the_store_returns(caching: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
+    values: list[bytes] = []
+    answer = b""
 
-    def __init__(self) -> None:
-        self.values: list[bytes] = []
-        self.answer = b""
+    async def get(_: bytes) -> bytes:
+        return answer
 
-    async def get(self, _: bytes) -> bytes | None:
-        return self.answer
+    async def put(_: bytes, value: bytes) -> None:
+        values.append(value)
 
-    async def put(self, _: bytes, value: bytes) -> None:
-        self.values.append(value)
-
-    async def close(self) -> None:
-        pass
-
-
-async def test_the_answer_is_right_whatever_the_store_returns(caching: Caching) -> None:
-    await caching.cache.close()
-    caching.store = strange = Strange()
-    caching.open()
+    monkeypatch.setattr(caching.store, "get", get)
+    monkeypatch.setattr(caching.store, "put", put)
     await caching.ask(OTHER)
-    for answer in (b"", b"garbage", bytes(100), strange.values[0], strange.values[0][:-1]):
-        strange.answer = answer
+    for answer in (b"", b"garbage", bytes(100), values[0], values[0][:-1]):  # noqa: B007 - `get` returns it
         assert await caching.result() == "miss"
 
 
-async def test_identical_images_under_way_share_one_inference(caching: Caching) -> None:
+async def test_identical_images_under_way_share_an_inference(caching: Caching) -> None:
     caching.world.hold()
     asking = [asyncio.create_task(caching.ask(confidence=confidence)) for confidence in (0.1, 0.5, 0.1)]
     await eventually(lambda: caching.world.fake.running == 1)
@@ -226,7 +172,7 @@ async def test_the_deadline_and_the_departure_of_the_first_are_not_the_others(ca
     assert (await waiting)[0] == "miss"
 
 
-async def test_a_request_for_a_version_never_shares_the_answer_of_a_newer_one(caching: Caching) -> None:
+async def test_request_for_a_version_never_shares_the_answer_of_a_newer_one(caching: Caching) -> None:
     """A request without a version may get it: the worker has not known yet that Triton has loaded one."""
     caching.world.hold()
     asking = [asyncio.create_task(caching.ask(version=version)) for version in (None, None, 1)]
@@ -236,15 +182,6 @@ async def test_a_request_for_a_version_never_shares_the_answer_of_a_newer_one(ca
     answers = await asyncio.gather(*asking)
 
     assert [(result, found.version) for result, found in answers] == [("miss", "2"), ("shared", "2"), ("miss", "1")]
-
-
-async def test_the_stage_after_the_inference_is_recorded_once(caching: Caching) -> None:
-    timing = Timing()
-    laps: list[str] = []
-    timing.lap = lambda stage, *_: laps.append(stage)  # type: ignore[method-assign]
-    await caching.world.pipeline.run(SCENE, OPTIONS, CallContext(Deadline.after(30), timing, "id"))
-
-    assert laps == [CACHE, "model", "queue", "decode", "batch", "infer", "post"]
 
 
 async def test_hits_and_what_they_save_are_counted(open_table: OpenTable) -> None:

@@ -12,7 +12,7 @@ from tests.support import captured_log, eventually
 from tests.world import time_of_app
 
 
-async def test_a_new_model_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_model_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprints_module, "_INTERVAL_SECONDS", 1000.0)
     fingerprints = Fingerprints(lambda name, version: f"{name} {version}".encode())
     task = asyncio.create_task(fingerprints.run())
@@ -23,7 +23,7 @@ async def test_a_new_model_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     task.cancel()
 
 
-async def test_a_disk_that_does_not_answer_blocks_one_thread() -> None:
+async def test_disk_that_does_not_answer_blocks_one_thread() -> None:
     """The others hash large images."""
     reads: list[str] = []
     is_back = threading.Event()
@@ -40,10 +40,6 @@ async def test_a_disk_that_does_not_answer_blocks_one_thread() -> None:
     is_back.set()
 
     assert await asyncio.gather(*confirming) == [True] * 64
-
-
-async def test_an_unknown_fingerprint_is_not_confirmed() -> None:
-    assert not await Fingerprints(lambda *_: b"").confirm(SPEC, b"")
 
 
 async def test_changes_are_followed_also_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +70,4 @@ async def test_old_fingerprints_are_not_used() -> None:
         await time.skip(6)
 
         assert fingerprints.get(SPEC) == b""
+        assert not await fingerprints.confirm(SPEC, b"")

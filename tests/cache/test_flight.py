@@ -3,14 +3,13 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from app.cache import flight
 from app.cache.flight import Flights
-from app.errors import DeadlinePassed, GatewayError, GatewayFull, InferenceFailed, InvalidImage, InvalidParameter
+from app.errors import DeadlinePassed, GatewayFull, InferenceFailed, InvalidImage, InvalidParameter
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import LOW, NORMAL
 from tests.support import eventually
@@ -40,15 +39,6 @@ async def until_runs(find: Finder, number: int) -> None:
     await eventually(lambda: len(find.runs) == number)
 
 
-async def test_the_first_of_identical_questions_finds_for_all() -> None:
-    find = Finder()
-    tasks = await started(Flights(), find, FOREVER, FOREVER, FOREVER)
-    find.runs[0].set_result("found")
-
-    assert await asyncio.gather(*tasks) == [("found", False), ("found", True), ("found", True)]
-    assert len(find.runs) == 1
-
-
 async def test_waiters_without_a_permit_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight, "_MAX_WAITING", 2)
     find, flights = Finder(), Flights()
@@ -63,7 +53,7 @@ async def test_waiters_without_a_permit_are_limited(monkeypatch: pytest.MonkeyPa
     assert found[:1] + found[2:] == [(0, False), (0, True), (1, False), (0, True)]
 
 
-async def test_a_question_does_not_wait_for_one_of_a_lower_rank() -> None:
+async def test_question_does_not_wait_for_one_of_a_lower_rank() -> None:
     """A question of a batch or of a caller with low priority may wait long behind others."""
     find, flights = Finder(), Flights()
     tasks: list[asyncio.Task[Any]] = []
@@ -79,39 +69,31 @@ async def test_a_question_does_not_wait_for_one_of_a_lower_rank() -> None:
     assert await task == (3, False)
 
 
-async def test_answers_are_not_shared_after_the_end() -> None:
+async def test_answers_are_shared_by_the_same_question_until_its_end() -> None:
     find, flights = Finder(), Flights()
     for number in range(2):
         (task,) = await started(flights, find, FOREVER)
         find.runs[number].set_result(number)
         assert await task == (number, False)
-
-
-async def test_different_questions_are_not_shared() -> None:
-    find, flights = Finder(), Flights()
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(flights.run(key, find, FOREVER)) for key in (b"a", b"b")]
-    await until_runs(find, 2)
-    for number, run in enumerate(find.runs):
-        run.set_result(number)
+    await until_runs(find, 4)
+    for number in (2, 3):
+        find.runs[number].set_result(number)
 
-    assert [await task for task in tasks] == [(0, False), (1, False)]
+    assert [await task for task in tasks] == [(2, False), (3, False)]
 
 
 @pytest.mark.parametrize(
-    "end",
-    [
-        lambda task, _: task.cancel(),
-        lambda _, run: run.set_exception(DeadlinePassed("late")),
-        lambda _, run: run.set_exception(GatewayFull("full")),
-        lambda _, run: run.set_exception(InvalidParameter("a class that only the replaced model had")),
-        lambda _, run: run.set_exception(RuntimeError("a bug")),
-    ],
-    ids=["cancelled", "deadline", "full", "parameter", "bug"],
+    "error", [None, DeadlinePassed("late"), GatewayFull("full"), InvalidParameter("a class"), RuntimeError("a bug")]
 )
-async def test_a_waiter_takes_over_when_the_first_ends_early(end: Callable[[asyncio.Task[Any], asyncio.Future[Any]], None]) -> None:
+async def test_waiter_takes_over_when_the_first_ends_early(error: Exception | None) -> None:
+    """A class that only the replaced model had is no answer for the others."""
     find = Finder()
     first, *others = await started(Flights(), find, FOREVER, FOREVER, FOREVER)
-    end(first, find.runs[0])
+    if error is None:
+        first.cancel()
+    else:
+        find.runs[0].set_exception(error)
     await until_runs(find, 2)
     find.runs[1].set_result("found")
 
@@ -119,42 +101,32 @@ async def test_a_waiter_takes_over_when_the_first_ends_early(end: Callable[[asyn
     assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], BaseException)
 
 
-@pytest.mark.parametrize("kind", [InvalidImage, InferenceFailed])
-async def test_an_error_of_the_image_or_the_model_is_that_of_all(kind: type[GatewayError]) -> None:
+async def test_error_of_the_image_or_the_model_is_that_of_all() -> None:
     """Each gets its own, so that no traceback refers to the frames of another request."""
     find = Finder()
     tasks = await started(Flights(), find, FOREVER, FOREVER)
-    find.runs[0].set_exception(kind("why"))
+    find.runs[0].set_exception(InferenceFailed("why"))
     first, second = await asyncio.gather(*tasks, return_exceptions=True)
 
-    assert isinstance(second, kind)
-    assert (type(first), second.detail) == (kind, "why")
+    assert isinstance(second, InferenceFailed)
+    assert (type(first), second.detail) == (InferenceFailed, "why")
     assert first is not second
     assert second.__cause__ is second.__context__ is None
 
 
-async def test_waiters_wait_only_until_their_own_deadline() -> None:
+async def test_waiter_that_is_late_or_leaves_ends_no_other() -> None:
     find = Finder()
-    first, second = await started(Flights(), find, FOREVER, Deadline.after(0))
+    first, late, leaving, last = await started(Flights(), find, FOREVER, Deadline.after(0), FOREVER, FOREVER)
     with pytest.raises(DeadlinePassed):
-        await second
-    find.runs[0].set_result("found")
-
-    assert await first == ("found", False)
-
-
-async def test_a_waiter_that_leaves_does_not_end_the_first() -> None:
-    find = Finder()
-    first, second, third = await started(Flights(), find, FOREVER, FOREVER, FOREVER)
-    second.cancel()
+        await late
+    leaving.cancel()
     await asyncio.sleep(0)
     find.runs[0].set_result("found")
 
-    assert await first == ("found", False)
-    assert await third == ("found", True)
+    assert await asyncio.gather(first, last) == [("found", False), ("found", True)]
 
 
-async def test_a_failed_request_is_freed_at_once() -> None:
+async def test_failed_request_is_freed_at_once() -> None:
     """No cycle keeps its image until the garbage collector runs."""
 
     class Image:

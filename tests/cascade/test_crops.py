@@ -24,7 +24,7 @@ SPEC = from_triton_config(
 SIDE = 200
 
 
-@pytest.mark.parametrize("degrees", [-40, -10, 0, 10, 40, 85, 95, 130])
+@pytest.mark.parametrize("degrees", [-40, 0, 40, 95])
 @pytest.mark.parametrize("is_high", [False, True])
 def test_text_in_an_oriented_box_is_upright(degrees: int, *, is_high: bool) -> None:
     """Its first quarter is first: at the left, or in a line that runs downwards above. A box of a model may be higher than wide."""

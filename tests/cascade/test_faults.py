@@ -78,17 +78,21 @@ async def test_all_crops_are_asked_about_a_few_at_a_time(world: World) -> None:
     assert world.fake.most_running <= 3  # of three models
 
 
-async def test_a_step_that_hangs_fails_at_the_deadline(world: World) -> None:
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_step_that_hangs_ends_with_its_client_or_at_the_deadline(world: World, *, leaves: bool) -> None:
     world.hold()
     running = asyncio.create_task(run(world))
     await eventually(lambda: "abc-inner" in world.fake.ids)
-    await world.time.skip(SECONDS)
-    found = await running
-    assert errors(found) == [None, None, "deadline_passed"]
+    if leaves:
+        await world.leave([running])
+    else:
+        await world.time.skip(SECONDS)
+        assert errors(await running) == [None, None, "deadline_passed"]
+    await world.settle()
     assert world.fake.ids.count("abc-inner") == 1
 
 
-async def test_a_crop_that_fails_fails_its_step_and_keeps_no_image(world: World) -> None:
+async def test_crop_that_fails_fails_its_step_and_keeps_no_image(world: World) -> None:
     with in_cycles(Patch) as patches:
         world.fake.next_refusals = [None, None, *[(grpc.StatusCode.INTERNAL, "broken")] * 10]
         found = await run(world)
@@ -113,15 +117,6 @@ async def test_memory_of_the_image_is_held_while_a_thread_reads_it(
     assert world.used_bytes >= IMAGE_BYTES
     gate.opened.set()
     await eventually(lambda: not world.used_bytes)
-
-
-async def test_a_client_that_leaves_takes_its_crops_along(world: World) -> None:
-    world.hold()
-    running = asyncio.create_task(run(world))
-    await eventually(lambda: "abc-inner" in world.fake.ids)
-    await world.leave([running])
-    await world.settle()
-    assert world.fake.ids.count("abc-inner") == 1
 
 
 async def test_crops_take_no_place_of_others(world: World) -> None:

@@ -1,10 +1,14 @@
-"""A world for each test, and a gate for its threads."""
+"""A world for each test, a gate for its threads, and inferences that fail in it."""
 
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from app.errors import GatewayError
+from app.model.spec import ModelSpec
+from tests.fakes.triton import SPEC
 from tests.pipeline.gate import Gate
+from tests.pipeline.refusals import SICK, Refusal
 from tests.world import Time, World, open_world, time_of_app
 
 
@@ -33,3 +37,15 @@ def gate() -> Iterator[Gate]:
     made = Gate()
     yield made
     made.opened.set()
+
+
+async def fail(world: World, times: int, refusal: Refusal = SICK, *, spec: ModelSpec = SPEC, seconds: float = 30) -> None:
+    for _ in range(times):
+        before, world.fake.refusal = world.fake.refusal, refusal
+        with pytest.raises(GatewayError):
+            await world.infer(seconds, spec=spec)
+        world.fake.refusal = before
+
+
+def is_closed(world: World, model: str = "tiny") -> bool:
+    return world.pool.is_usable(model)

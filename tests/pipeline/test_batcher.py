@@ -1,30 +1,117 @@
 """When images are sent, in which batches, and with which results."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable
 from app.model.spec import ModelSpec, from_triton_config
+from app.pipeline import batch as batch_module
 from app.pipeline import batcher as batcher_module
-from app.pipeline.batch import Batch, Call, PendingImage
+from app.pipeline.batch import Batch, Call, PendingImage, next_batch
 from app.pipeline.batcher import Batcher
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import HIGH, LOW, NORMAL, Caller
+from app.resilience.fairness import HIGH, LOW, NORMAL, SHADOW, Caller
 from app.resilience.lease import Lease
 from app.telemetry.timing import Timing
+from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
 from app.triton.model_on_server import InFlightCall, ModelOnServer
+from app.triton.shared_memory import Arena
 from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG
 
 SPEC = from_triton_config({**CONFIG, "max_batch_size": 4}, "1")
+TRACES = [TraceContext(f"{index:032x}", f"{index:016x}", 1) for index in (1, 2)]
+
+
+def pending(arena: Arena | None = None, nbytes: int = 10, *, spec: ModelSpec = SPEC, **context: Any) -> PendingImage:  # noqa: ANN401
+    """Make a waiting image in the next slot of an arena, or inline."""
+    slot = None if arena is None else arena.take(nbytes)
+    buffer: Any = SimpleNamespace(slot=slot, tensor=np.zeros(nbytes, np.uint8))
+    permit: Any = None
+    call = CallContext(Deadline.after(context.pop("seconds", 30)), Timing(), context.pop("request_id", ""), **context)
+    return PendingImage(spec, buffer, call, permit)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "most", "is_mapped", "chosen"),
+    [
+        ("bca", 8, True, "abc"),  # in the order in memory
+        ("abde", 8, True, "ab"),  # a slot that is not ready ends a batch
+        ("dabe", 8, True, "de"),
+        ("abcde", 3, True, "abc"),
+        ("deabc", 4, True, "bcde"),  # those behind come first
+        ("abc", 1, True, "a"),
+        ("xayb", 8, True, "xy"),  # messages and slots do not mix
+        ("axpb", 8, True, "ab"),
+        ("pab", 8, True, "p"),  # in another arena
+        ("xLy", 8, True, "x"),  # as many bytes as do not stop the worker
+        ("Lxy", 8, True, "L"),
+        ("vab", 8, True, "v"),  # of another version
+        ("sab", 8, True, "s"),  # a batch with it has failed
+        ("xsvy", 8, True, "xy"),
+        ("axdb", 8, False, "ax"),  # slots make no difference to a Triton that maps no memory
+        ("d", 8, False, "d"),
+    ],
+)
+async def test_batch_has_what_lies_beside_its_first_image(
+    monkeypatch: pytest.MonkeyPatch, waiting: str, most: int, chosen: str, *, is_mapped: bool
+) -> None:
+    monkeypatch.setattr(batch_module, "_MAX_INLINE_BYTES", 25)
+    arena, other = Arena(100), Arena(100)
+    images = {name: pending(arena) for name in "abcde"}
+    images |= {name: pending() for name in "xy"} | {"p": pending(other), "L": pending(nbytes=100), "s": pending()}
+    images["v"] = pending(spec=from_triton_config({**CONFIG, "max_batch_size": 4}, "2"))
+    images["s"].goes_alone = True
+    batch = next_batch([images[name] for name in waiting], most, lambda _: is_mapped)
+    arena.close()
+    other.close()
+
+    assert [*batch.images] == [images[name] for name in chosen]
+    assert batch.slot == (images[chosen[0]].buffer.slot if is_mapped or len(chosen) == 1 else None)
+
+
+async def test_batch_has_the_latest_deadline_all_ids_and_the_first_span() -> None:
+    facts = (("a", 5, None), ("b", 20, TRACES[0]), ("c", 10, TRACES[1]))
+    images = [pending(request_id=id_, seconds=seconds, trace=trace) for id_, seconds, trace in facts]
+    batch = Batch(images, None)
+
+    assert (batch.request_id, batch.trace, batch.is_pinned) == ("a,b,c", TRACES[0], False)
+    assert 19 < batch.remaining_seconds <= 20
+    for image in images:
+        assert not batch.is_abandoned
+        image.result.cancel()
+    assert batch.is_abandoned
+
+
+@pytest.mark.parametrize(
+    ("levels", "backend", "priority", "expected"),
+    [
+        (0, "", HIGH, (0, 0)),  # a model without levels knows no priority
+        (0, "", LOW, (0, 0)),
+        (0, "ensemble", NORMAL, (0, 1)),  # its steps may have some
+        (3, "", HIGH, (1, 1)),
+        (3, "", NORMAL, (0, 1)),
+        (3, "", LOW, (3, 3)),
+        (3, "", SHADOW, (3, 3)),
+    ],
+)
+async def test_tritons_queue_has_the_priority_of_the_caller(
+    levels: int, backend: str, priority: int, expected: tuple[int, int]
+) -> None:
+    """0 is the default of the model's config. Of a normal caller, an urgent call has the highest one."""
+    spec = msgspec.structs.replace(SPEC, priority_levels=levels, backend=backend)
+    image = pending(spec=spec, caller=Caller("", priority=priority))
+
+    assert tuple(Batch([image], None, is_urgent=is_urgent).priority for is_urgent in (False, True)) == expected
 
 
 class Calls:
@@ -38,8 +125,7 @@ class Calls:
         """The numbers of the images of each call, in order."""
         self.are_urgent: list[bool] = []
         """Whether Triton should run each call before others."""
-        self.under_way: list[int] = []
-        """Number of calls under way when each began, with it."""
+        self.most_calls = 0
         self.may_answer = asyncio.Event()
         self.poison: dict[int, GatewayError] = {}
         """Errors by the number of the image that causes them; they fail the whole batch."""
@@ -53,7 +139,7 @@ class Calls:
         numbers = [int(image.buffer.tensor[0]) for image in batch.images]
         self.batches.append(numbers)
         self.are_urgent.append(batch.is_urgent)
-        self.under_way.append(self.served.calls)
+        self.most_calls = max(self.most_calls, self.served.calls)
         await self.may_answer.wait()
         self.served.note_answer(len(numbers), call.began_at)
         for number in numbers:
@@ -64,13 +150,12 @@ class Calls:
 
     def abandon(self, image: PendingImage, call: Call | None) -> None: ...
 
-    async def close(self) -> None: ...
-
 
 class Setup:
-    def __init__(self, max_calls: float = 1) -> None:
-        self.calls = Calls(max_calls)
+    def __init__(self) -> None:
+        self.calls = Calls(1)
         self.batcher = self.make_batcher()
+        self.asking: list[asyncio.Task[float]] = []
         self.timings: list[Timing] = []
         self._numbers = count()
 
@@ -78,20 +163,24 @@ class Setup:
         calls: Any = self.calls
         return Batcher(calls)
 
-    def start(  # noqa: PLR0913 - what a request has
+    async def start(  # noqa: PLR0913 - what a request has
         self,
         images: int = 1,
         caller: str = "",
         *,
         version: int | None = None,
-        is_batch: bool = False,
         seconds: float = 30,
         priority: int = NORMAL,
-    ) -> list[asyncio.Task[float]]:
+        is_batch: bool = False,
+    ) -> Sequence[asyncio.Task[float]]:
         """Start requests; their results are the numbers of their images, from 0."""
-        deadline = Deadline.after(seconds)
-        call = CallContext(deadline, Timing(), "", Caller(caller, priority=priority), is_batch=is_batch).pinned_to(version)
-        return [asyncio.ensure_future(self._infer(next(self._numbers), call)) for _ in range(images)]
+        call = CallContext(Deadline.after(seconds), Timing(), "", Caller(caller, priority=priority), is_batch=is_batch).pinned_to(
+            version
+        )
+        started = [asyncio.ensure_future(self._infer(next(self._numbers), call)) for _ in range(images)]
+        self.asking += started
+        await turns()
+        return started
 
     async def _infer(self, number: int, call: CallContext) -> float:
         call = call._replace(timing=Timing(), request_id=f"id{number}")
@@ -101,6 +190,15 @@ class Setup:
             as_permit: Any = permit
             result = await self.batcher.run(PendingImage(SPEC, buffer, call, as_permit))
             return float(result.outputs["output0"][0, 0])
+
+    async def finish(self, max_calls: float | None = None) -> list[Any]:
+        """Let all be answered, with so many calls after those under way; return the results."""
+        self.calls.may_answer.set()
+        if max_calls is not None:
+            await turns()
+            self.calls.max_calls = max_calls
+            self.batcher.send()
+        return await asyncio.gather(*self.asking, return_exceptions=True)
 
 
 async def turns() -> None:
@@ -112,88 +210,58 @@ async def turns() -> None:
 async def setup() -> AsyncIterator[Setup]:
     made = Setup()
     yield made
-    made.calls.may_answer.set()
+    await made.finish()
     await turns()
     assert len(made.batcher.waiting) == made.batcher.calls == 0
     assert not made.batcher.tasks
 
 
 async def test_images_that_become_ready_during_a_call_leave_together(setup: Setup) -> None:
-    asking = setup.start(8)
-    await turns()
+    await setup.start(8)
     assert setup.calls.batches == [[0]]
     assert len(setup.batcher.waiting) == 7
-    setup.calls.may_answer.set()
 
-    assert await asyncio.gather(*asking) == list(range(8))
+    assert await setup.finish() == list(range(8))
     assert setup.calls.batches == [[0], [1, 2, 3, 4], [5, 6, 7]]
+    assert ['batch;desc="4";dur=' in timing.server_timing() for timing in setup.timings] == [0 < number < 5 for number in range(8)]
 
 
-async def test_a_caller_learns_how_many_went_together(setup: Setup) -> None:
-    asking = setup.start(4)
-    await turns()
-    setup.calls.may_answer.set()
-    await asyncio.gather(*asking)
+@pytest.mark.parametrize(
+    ("error", "version", "retried", "failed"),
+    [
+        (InferenceFailed("no"), None, [[1], [2], [3]], [2]),
+        (ModelNotReady("not loaded"), 1, [[1], [2], [3]], [2]),  # a version that has gone
+        (ModelNotReady("not loaded"), None, [], [1, 2, 3]),
+        (TritonUnavailable("gone"), None, [], [1, 2, 3]),  # retries would only add load
+        (None, None, [[1], [2], [3]], []),  # too few rows are nobody's
+    ],
+)
+async def test_images_of_a_failed_batch_are_tried_alone_if_one_may_be_the_cause(
+    setup: Setup, error: GatewayError | None, version: int | None, retried: list[list[int]], failed: list[int]
+) -> None:
+    if error is None:
+        setup.calls.missing_rows = 1
+    else:
+        setup.calls.poison[2] = error
+    await setup.start(2)
+    await setup.start(version=version)
+    await setup.start()
+    results = await setup.finish()
 
-    assert 'batch;desc="1";dur=' in setup.timings[0].server_timing()
-    assert all('batch;desc="3";dur=' in timing.server_timing() for timing in setup.timings[1:])
-
-
-async def test_a_version_that_has_gone_fails_alone(setup: Setup) -> None:
-    setup.calls.poison = {2: ModelNotReady("not loaded")}
-    asking = [*setup.start(2), *setup.start(version=1), *setup.start()]
-    setup.calls.may_answer.set()
-    answers = await asyncio.gather(*asking, return_exceptions=True)
-
-    assert [isinstance(answer, ModelNotReady) for answer in answers] == [False, False, True, False]
-    assert setup.calls.batches == [[0], [1, 2, 3], [1], [2], [3]]
-
-
-async def test_a_model_that_has_gone_fails_at_once(setup: Setup) -> None:
-    setup.calls.poison = {2: ModelNotReady("not loaded")}
-    asking = setup.start(4)
-    setup.calls.may_answer.set()
-    answers = await asyncio.gather(*asking, return_exceptions=True)
-
-    assert [isinstance(answer, ModelNotReady) for answer in answers] == [False, True, True, True]
-    assert setup.calls.batches == [[0], [1, 2, 3]]
-
-
-async def test_an_answer_with_too_few_rows_is_nobodys(setup: Setup) -> None:
-    setup.calls.missing_rows = 1
-    asking = setup.start(4)
-    await turns()
-    setup.calls.may_answer.set()
-
-    assert await asyncio.gather(*asking) == [0, 1, 2, 3]
-    assert setup.calls.batches == [[0], [1, 2, 3], [1], [2], [3]]
-
-
-async def test_failure_of_triton_fails_each_image_of_the_call(setup: Setup) -> None:
-    """Retries of single images would only add load; each request gets its own copy of the error."""
-    setup.calls.poison[1] = TritonUnavailable("gone")
-    asking = setup.start(4)
-    await turns()
-    setup.calls.may_answer.set()
-    results = await asyncio.gather(*asking, return_exceptions=True)
-
-    assert [type(result) for result in results[1:]] == [TritonUnavailable] * 3
-    assert len({id(result) for result in results[1:]}) == 3
-    assert setup.calls.batches == [[0], [1, 2, 3]]
+    assert setup.calls.batches == [[0], [1, 2, 3], *retried]
+    assert [number for number, result in enumerate(results) if isinstance(result, Exception)] == failed
+    assert len({id(results[number]) for number in failed}) == len(failed)  # copies: a traceback connects no requests
 
 
 async def test_image_of_a_caller_who_has_left_is_not_retried(setup: Setup) -> None:
     setup.calls.poison[2] = InferenceFailed("no")
-    asking = setup.start(4)
-    await turns()
+    await setup.start(4)
     setup.calls.max_calls = 2
-    asking += setup.start()
-    await turns()
+    await setup.start()
     assert setup.calls.batches == [[0], [1, 2, 3, 4]]
-    asking[3].cancel()
+    setup.asking[3].cancel()
     await turns()
-    setup.calls.may_answer.set()
-    await asyncio.gather(*asking, return_exceptions=True)
+    await setup.finish()
 
     assert setup.calls.batches[2:] == [[1], [2], [4]]
 
@@ -203,34 +271,27 @@ async def test_poison_after_poison_ends_the_batches(setup: Setup, monkeypatch: p
     monkeypatch.setattr(batcher_module, "_MAX_ISOLATED", 6)
     setup.batcher = setup.make_batcher()
     setup.calls.poison = {number: InferenceFailed("no") for number in range(0, 40, 2)}
-    asking = setup.start(40)
-    await turns()
-    setup.calls.may_answer.set()
-    results = await asyncio.gather(*asking, return_exceptions=True)
+    await setup.start(40)
+    results = await setup.finish()
 
     assert [result for result in results if not isinstance(result, InferenceFailed)] == list(range(1, 40, 2))
     assert len(setup.calls.batches) <= 40 + 6
     assert all(len(batch) == 1 for batch in setup.calls.batches[-20:])
 
 
-async def test_a_call_that_is_cancelled_ends_its_requests(setup: Setup) -> None:
-    (asking,) = setup.start()
-    await turns()
+async def test_call_that_is_cancelled_ends_its_requests(setup: Setup) -> None:
+    await setup.start()
     for task in setup.batcher.tasks:
         task.cancel()
 
-    with pytest.raises(asyncio.CancelledError):
-        await asking
+    (result,) = await setup.finish()
+    assert isinstance(result, asyncio.CancelledError)
 
 
 async def test_callers_take_turns(setup: Setup) -> None:
-    asking = setup.start(1, "a")
-    await turns()
-    assert setup.calls.batches == [[0]]
-    asking += [*setup.start(8, "a", is_batch=True), *setup.start(5, "a"), *setup.start(3, "b")]
-    await turns()
-    setup.calls.may_answer.set()
-    await asyncio.gather(*asking)
+    for images, caller, is_batch in ((1, "a", False), (8, "a", True), (5, "a", False), (3, "b", False)):
+        await setup.start(images, caller, is_batch=is_batch)
+    await setup.finish()
 
     batches, singles, others = set(range(1, 9)), set(range(9, 14)), {14, 15, 16}
     sent = [number for batch in setup.calls.batches[1:] for number in batch]
@@ -239,64 +300,45 @@ async def test_callers_take_turns(setup: Setup) -> None:
     assert sent[9:] == [*range(2, 9)]
 
 
-@pytest.mark.parametrize("max_calls", [2, 3])
-async def test_a_caller_with_no_image_under_way_may_send_one(setup: Setup, max_calls: int) -> None:
-    setup.calls.max_calls = max_calls
-    asking = setup.start(6, "a")
-    await turns()
-    usual = [[number] for number in range(max_calls)]
-    assert setup.calls.batches == usual
-    asking += setup.start(3, "b")
-    await turns()
-    assert setup.calls.batches == [*usual, [6]]
-    asking += [*setup.start(1, "c"), *setup.start(1, "a")]
-    await turns()
+async def test_caller_with_no_image_under_way_has_one_extra_call(setup: Setup) -> None:
+    setup.calls.max_calls = 2
+    for images, caller in ((6, "a"), (3, "b"), (1, "c"), (1, "a")):
+        await setup.start(images, caller)
 
-    assert setup.calls.batches == [*usual, [6]]  # only one call is extra
-    assert setup.calls.are_urgent == [*[False] * max_calls, True]
-    setup.calls.may_answer.set()
-    assert await asyncio.gather(*asking) == list(range(11))
+    assert setup.calls.batches == [[0], [1], [6]]
+    assert setup.calls.are_urgent == [False, False, True]
+    assert await setup.finish() == list(range(11))
 
 
-async def test_a_call_is_urgent_if_its_caller_has_less_than_its_part_of_the_images_under_way(setup: Setup) -> None:
+async def test_call_is_urgent_if_its_caller_has_less_than_its_part_of_the_images_under_way(setup: Setup) -> None:
     setup.calls.max_calls = 10
-    asking = [task for caller in ("a", "a", "b", "b", "c", "a") for task in setup.start(1, caller)]
-    await turns()
+    for caller in "aabbca":
+        await setup.start(1, caller)
 
     assert setup.calls.are_urgent == [False, False, True, False, True, False]
-    setup.calls.may_answer.set()
-    await asyncio.gather(*asking)
 
 
-async def test_an_urgent_call_has_images_of_its_caller_only(setup: Setup) -> None:
+async def test_urgent_call_has_images_of_its_caller_only(setup: Setup) -> None:
     """Those of others would make it longer, although the model takes one more."""
     setup.calls.max_calls = 2
-    asking = setup.start(2, "a")
-    await turns()
+    await setup.start(2, "a")
     setup.calls.max_calls = 0  # nothing is sent
-    asking += [*setup.start(4, "a"), *setup.start(2, "b")]
-    await turns()
+    await setup.start(4, "a")
+    await setup.start(2, "b")
     setup.calls.max_calls = 2
     setup.batcher.send()
     await turns()
 
     assert setup.calls.batches == [[0], [1], [6, 7]]
     assert setup.calls.are_urgent == [False, False, True]
-    setup.calls.may_answer.set()
-    await asyncio.gather(*asking)
 
 
 async def test_images_of_a_higher_priority_come_first_in_calls_of_their_own(setup: Setup) -> None:
-    asking = setup.start(1, "n")
-    await turns()
+    await setup.start(1, "n")
     setup.calls.max_calls = 0  # nothing is sent
-    asking += [*setup.start(3, "l", priority=LOW), *setup.start(2, "n"), *setup.start(2, "h", priority=HIGH)]
-    await turns()
-    setup.calls.may_answer.set()
-    await turns()
-    setup.calls.max_calls = 1
-    setup.batcher.send()
-    await asyncio.gather(*asking)
+    for images, caller, priority in ((3, "l", LOW), (2, "n", NORMAL), (2, "h", HIGH)):
+        await setup.start(images, caller, priority=priority)
+    await setup.finish(max_calls=1)
 
     assert setup.calls.batches == [[0], [6, 7], [4, 5], [1, 2, 3]]
 
@@ -304,72 +346,55 @@ async def test_images_of_a_higher_priority_come_first_in_calls_of_their_own(setu
 async def test_only_images_of_its_own_and_lower_priorities_make_a_call_urgent(setup: Setup) -> None:
     """A caller has no right to a part of the calls that those with a higher priority use."""
     setup.calls.max_calls = 2
-    asking = [*setup.start(1, "h", priority=HIGH), *setup.start(1, "h", priority=HIGH)]
-    asking += [*setup.start(1, "n"), *setup.start(1, "l", priority=LOW)]
-    await turns()
-    assert setup.calls.batches == [[0], [1]]
-    asking += setup.start(1, "i", priority=HIGH)
-    await turns()
+    for caller, priority in (("h", HIGH), ("h", HIGH), ("n", NORMAL), ("l", LOW), ("i", HIGH)):
+        await setup.start(1, caller, priority=priority)
 
     assert setup.calls.batches == [[0], [1], [4]]
     assert setup.calls.are_urgent == [False, False, True]
-    setup.calls.may_answer.set()
-    await asyncio.gather(*asking)
-    assert setup.calls.batches == [[0], [1], [4], [2], [3]]
 
 
 async def test_calls_stay_full_beside_many_callers(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup.calls.may_answer, "wait", turns)
     setup.calls.max_calls = 2
 
-    async def ask(caller: str) -> None:
+    async def ask(caller: int) -> None:
         for _ in range(10):
-            await setup.start(1, caller)[0]
+            await (await setup.start(1, str(caller)))[0]
 
-    await asyncio.gather(*map(ask, map(str, range(16))))
+    await asyncio.gather(*map(ask, range(16)))
 
     assert sum(len(batch) < SPEC.max_batch for batch in setup.calls.batches) <= 4  # the first and last ones
-    assert max(setup.calls.under_way) <= 2 + 1
+    assert setup.calls.most_calls <= 2 + 1
 
 
 async def test_images_that_are_not_sent_cost_their_caller_nothing(setup: Setup) -> None:
-    asking = setup.start(1, "c")
-    await turns()
+    await setup.start(1, "c")
     setup.calls.max_calls = 0  # nothing more is sent
-    dropped = [*setup.start(8, "b"), *setup.start(8, "b", seconds=0.001)]
-    await turns()
-    for task in dropped[:8]:
+    left = [*await setup.start(8, "b"), *await setup.start(8, "b", seconds=0.001)]
+    for task in left[:8]:
         task.cancel()
-    await asyncio.gather(*dropped, return_exceptions=True)
-    asking += [*setup.start(4, "a"), *setup.start(4, "b")]
-    await turns()
-    setup.calls.may_answer.set()
-    await turns()
-    setup.calls.max_calls = 1
-    setup.batcher.send()
-    await asyncio.gather(*asking)
+    await asyncio.gather(*left, return_exceptions=True)
+    await setup.start(4, "a")
+    await setup.start(4, "b")
+    await setup.finish(max_calls=1)
 
     assert setup.calls.batches == [[0], [17, 21, 18, 22], [19, 23, 20, 24]]
 
 
-async def test_an_image_that_can_only_be_late_is_not_sent(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_image_that_can_only_be_late_is_not_sent(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recent calls took longer than it has left, and another one is under way. A single measurement decides nothing."""
     clock = Clock(monkeypatch, "app.triton.model_on_server", "app.resilience.deadline")
     setup.calls.served.forget_speed()  # measured from now
     setup.calls.max_calls = 3
-    first = [*setup.start(1), *setup.start(1)]
-    await turns()
+    await setup.start(1)
+    await setup.start(1)
     clock.now += 5
-    setup.calls.may_answer.set()
-    assert await asyncio.gather(*first) == [0, 1]
+    assert await setup.finish() == [0, 1]
     setup.calls.may_answer.clear()
-    under_way = setup.start(1)
-    await turns()
-    with pytest.raises(DeadlinePassed):
-        await setup.start(1, seconds=4)[0]
-    others = setup.start(1, seconds=6)
-    await turns()
-    setup.calls.may_answer.set()
+    await setup.start(1)
+    (late,) = await setup.start(1, seconds=4)
+    assert isinstance(late.exception(), DeadlinePassed)
+    await setup.start(1, seconds=6)
+    assert (await setup.finish())[4:] == [4]
 
-    assert await asyncio.gather(*under_way, *others) == [2, 4]
-    assert await setup.start(1, seconds=0.1)[0] == 5  # alone
+    assert await (await setup.start(1, seconds=0.1))[0] == 5  # alone

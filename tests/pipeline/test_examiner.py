@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import msgspec
 import numpy as np
 import pytest
@@ -15,35 +14,40 @@ from app.model.golden import Golden
 from app.pipeline.examiner import Examiner
 from app.triton.status import WrongAnswer
 from tests.fakes.triton import CONFIG, FakeTriton, config_with, infer_response
+from tests.pipeline import refusals
+from tests.pipeline.refusals import Refusal
 from tests.support import METRICS, eventually
 from tests.world import World
 
-BROKEN = grpc.StatusCode.INTERNAL, "an illegal memory access was encountered"
-FULL = grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"
-LATE = grpc.StatusCode.UNAVAILABLE, "Request timeout expired"
-GONE = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
 RIGHT = np.array([[2, 2, 12, 22, 0.9, 0], [20, 10, 30, 30, 0.7, 1]], np.float32)
+MOVED = RIGHT * [2, 2, 2, 2, 1, 1]
+ZEROS = RIGHT * 0
 ADDED = Golden(boxes=tuple((*map(float, row[:5]), int(row[5])) for row in RIGHT))  # type: ignore[misc]
 
 
 class OneModel(FakeTriton):
-    """Has `tiny` only, and answers as it is well."""
+    """Has `tiny` only, and answers as it is well; tests set the attributes."""
 
     knows_picture = True
 
     def __init__(self) -> None:
         super().__init__()
         self.index = [("tiny", "1", "READY", "")]
-        self.find(RIGHT)
-        self.varies = False
+        self.rows: Any = [RIGHT]
+        """Answers in turn, as of several instances."""
+        self.is_restricted = False
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        if self.varies:
-            self.find(RIGHT + np.eye(1, 6, 5) * len(self.requests))
+        if request.model_name == "hanging":
+            await asyncio.Event().wait()
+        rows = self.rows[len(self.requests) % len(self.rows)]
+        self.answer = infer_response(output0=np.asarray(rows, np.float32))
         return await super().ModelInfer(request, context)
 
-    def find(self, rows: Any) -> None:  # noqa: ANN401
-        self.answer = infer_response(output0=np.asarray(rows, np.float32))
+    async def ModelStatistics(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if self.is_restricted:
+            await context.abort(*refusals.RESTRICTED)
+        return await super().ModelStatistics(request, context)
 
     @property
     def questions(self) -> int:
@@ -105,24 +109,35 @@ async def examined(world: World) -> AsyncIterator[Examined]:
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_default_model_is_asked_at_its_start_and_every_minute(examined: Examined) -> None:
-    """The first answer, which was the same twice, is what later ones are compared with."""
+async def test_default_model_is_asked_at_its_start_and_every_minute(examined: Examined) -> None:
+    """The first answer, which was the same twice, is what later ones are compared with. A single wrong one decides nothing."""
     assert examined.fake.questions == 2
     assert await examined.asked(30) == 0  # real time passes, too
     assert await examined.asked(35) == 1
+    examined.fake.next_refusals = [refusals.FAILED, None]
+    assert await examined.asked(61) == 2
     assert examined.wrong == [False]
 
 
-@pytest.mark.parametrize("rows", [RIGHT * 0, RIGHT[::-1] * [1, 1, 1, 1, 0, 1] + [0, 0, 0, 0, 0.8, 0], RIGHT * [2, 2, 2, 2, 1, 1]])
-async def test_a_wrong_answer_leaves_the_model_out_until_two_are_right(examined: Examined, rows: Any) -> None:  # noqa: ANN401
-    examined.fake.find(rows)
+@pytest.mark.parametrize(
+    ("rows", "is_restricted"), [(ZEROS, True), (RIGHT[::-1] * [1, 1, 1, 1, 0, 1] + [0, 0, 0, 0, 0.8, 0], False), (MOVED, False)]
+)
+async def test_wrong_answer_leaves_the_model_out_until_two_are_right(
+    examined: Examined,
+    rows: Any,  # noqa: ANN401
+    *,
+    is_restricted: bool,
+) -> None:
+    """Also of a Triton that does not tell its statistics."""
+    examined.fake.is_restricted = is_restricted
+    examined.fake.rows = [rows]
     await examined.asked(61)
     assert examined.wrong == [True]
     with pytest.raises(CircuitOpen, match="answers wrongly"):
         examined.world.pipeline.check_circuit("tiny")
     assert await examined.asked(10)
     assert examined.wrong == [True]
-    examined.fake.find(RIGHT)
+    examined.fake.rows = [RIGHT]
     questions = examined.fake.questions
     assert await examined.until_well()
 
@@ -130,60 +145,48 @@ async def test_a_wrong_answer_leaves_the_model_out_until_two_are_right(examined:
     await examined.world.infer()
 
 
-async def test_single_wrong_answer_does_not_leave_a_model_out(examined: Examined) -> None:
-    examined.fake.next_refusals = [BROKEN, None]
-
-    assert await examined.asked(61) == 2
-    assert examined.wrong == [False]
-
-
-async def test_a_model_with_nothing_but_errors_is_asked_at_once(examined: Examined) -> None:
-    examined.fake.refusal = BROKEN
-    with pytest.raises(InferenceFailed):
-        await examined.world.infer()
-    await examined.asked(5)
-
-    assert examined.wrong == [True]
-
-
-async def test_pictures_that_break_a_model_do_not_leave_it_out(examined: Examined) -> None:
+@pytest.mark.parametrize("is_sick", [True, False])
+async def test_model_with_nothing_but_errors_is_asked_at_once(examined: Examined, *, is_sick: bool) -> None:
+    """Pictures that break it do not leave it out."""
     asked = 0
     for _ in range(10):
-        examined.fake.next_refusals = [BROKEN] * 6
-        for _ in range(6):
+        if is_sick:
+            examined.fake.refusal = refusals.FAILED
+        else:
+            examined.fake.next_refusals = [refusals.FAILED] * 3
+        for _ in range(3 * (not any(examined.wrong))):
             with pytest.raises(InferenceFailed):
                 await examined.world.infer()
         asked += await examined.asked(1)
 
-    assert 0 < asked <= 3
-    assert examined.wrong == [False]
+    assert examined.wrong == [is_sick]
+    assert is_sick or 0 < asked <= 3
 
 
-@pytest.mark.parametrize("refusal", [FULL, LATE, GONE])
-async def test_refusal_that_says_nothing_of_the_model_does_not_leave_it_out(
-    examined: Examined, refusal: tuple[grpc.StatusCode, str]
-) -> None:
+@pytest.mark.parametrize("refusal", [refusals.FULL, refusals.LATE, refusals.GONE])
+async def test_refusal_that_says_nothing_of_the_model_does_not_leave_it_out(examined: Examined, refusal: Refusal) -> None:
     examined.fake.refusal = refusal
     await examined.asked(130)
 
     assert examined.wrong == [False]
 
 
-async def test_another_version_is_asked_anew(examined: Examined) -> None:
-    """A switch during the question says nothing."""
-    examined.fake.model_versions = ["1", "2"]
-    examined.fake.find(RIGHT * [2, 2, 2, 2, 1, 1])
-    await examined.asked(70)
-
-    assert examined.wrong == [False]
-
-
-async def test_a_model_that_was_loaded_again_is_another_one(examined: Examined) -> None:
-    """Triton counts anew, and nothing else tells so of one of the same version, which `add` has not made."""
-    examined.fake.statistics.model_stats.add(name="tiny", version="1", inference_count=100)
-    await examined.asked(61)
-    examined.fake.statistics.model_stats[0].inference_count = 7
-    examined.fake.find(RIGHT * [2, 2, 2, 2, 1, 1])
+@pytest.mark.parametrize("change", ["version", "count of inferences", "varies"])
+async def test_another_answer_of_another_model_is_not_wrong(examined: Examined, change: str) -> None:
+    """Only Triton's count, which begins anew, tells that a model that `add` has not made was loaded again."""
+    fake = examined.fake
+    if change == "version":
+        fake.model_versions = ["1", "2"]
+    elif change == "count of inferences":
+        fake.statistics.model_stats.add(name="tiny", version="1", inference_count=100)
+        await examined.asked(61)
+        fake.statistics.model_stats[0].inference_count = 7
+    else:
+        fake.config = config_with(licence="another config")
+        fake.rows = [RIGHT, MOVED]
+        await examined.world.server.specs.read("tiny")
+        await examined.asked(70)
+    fake.rows = [MOVED]
     await examined.asked(130)
 
     assert examined.wrong == [False]
@@ -193,7 +196,7 @@ async def test_values_that_add_has_found_show_a_triton_that_was_never_right(exam
     counted = METRICS.nonzero(METRICS.wrong_answers)
     examined.fake.config = config_with(golden=json.dumps({"7": msgspec.to_builtins(ADDED)}))
     examined.fake.model_versions = ["7"]
-    examined.fake.find(RIGHT * [2, 2, 2, 2, 1, 1])
+    examined.fake.rows = [MOVED]
     await examined.world.server.specs.read("tiny")
     await examined.asked(3)
 
@@ -201,33 +204,20 @@ async def test_values_that_add_has_found_show_a_triton_that_was_never_right(exam
     assert METRICS.nonzero(METRICS.wrong_answers) == counted
 
 
-async def test_a_model_that_is_unloaded_is_not_asked(examined: Examined) -> None:
-    examined.fake.find(RIGHT * 0)
+async def test_model_that_is_unloaded_is_not_asked(examined: Examined) -> None:
+    examined.fake.rows = [ZEROS]
     await examined.asked(61)
     assert examined.wrong == [True]
     examined.fake.index = [("tiny", "1", "UNAVAILABLE", "unloaded")]
-    examined.fake.refusal = GONE
+    examined.fake.refusal = refusals.GONE
     assert await examined.until_well()
 
     assert await examined.asked(70) == 0
 
 
-async def test_a_model_whose_answers_vary_is_not_compared(examined: Examined) -> None:
-    examined.fake.config = config_with(licence="another config")
-    examined.fake.varies = True
-    await examined.world.server.specs.read("tiny")
-    await examined.asked(70)
-    examined.fake.varies = False
-    examined.fake.find(RIGHT * 0)
-    await examined.asked(70)
-
-    assert examined.wrong == [False]
-
-
 @pytest.mark.world(OneModel, OneModel, mode="inline", max_calls=10)
 async def test_another_triton_takes_the_load(examined: Examined) -> None:
-    """An answer that comes from the sick one nevertheless goes to nobody."""
-    examined.fake.find(RIGHT * 0)
+    examined.fake.rows = [ZEROS]
     await examined.asked(61)
     assert examined.wrong == [True, False]
     before = len(examined.fake.requests) - examined.fake.questions
@@ -236,7 +226,7 @@ async def test_another_triton_takes_the_load(examined: Examined) -> None:
     assert len(examined.fake.requests) - examined.fake.questions == before
 
 
-async def test_an_answer_under_way_is_nobodys(examined: Examined) -> None:
+async def test_answer_under_way_of_a_wrong_model_is_nobodys(examined: Examined) -> None:
     examined.world.hold()
     (asking,) = await examined.world.start()
     examined.world.server.model("tiny").circuit.open_for_wrong_answers("zeros")  # type: ignore[union-attr]
@@ -246,24 +236,15 @@ async def test_an_answer_under_way_is_nobodys(examined: Examined) -> None:
         await asking
 
 
-class HalfSick(OneModel):
-    """Has two instances, one of which is sick: each answers every other request."""
-
-    is_sick = False
-
+class TwoInstances(OneModel):
     def __init__(self) -> None:
         super().__init__()
         self.config = CONFIG | {"instance_group": [{"name": "cpu", "kind": "KIND_CPU", "count": 2}]}
 
-    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        if self.is_sick:
-            self.find(RIGHT * (len(self.requests) % 2))
-        return await super().ModelInfer(request, context)
 
-
-@pytest.mark.world(HalfSick, mode="inline", max_calls=10)
-async def test_a_model_with_one_sick_instance_is_left_out(examined: Examined) -> None:
-    examined.fake.is_sick = True
+@pytest.mark.world(TwoInstances, mode="inline", max_calls=10)
+async def test_model_with_one_sick_instance_is_left_out(examined: Examined) -> None:
+    examined.fake.rows = [ZEROS, RIGHT]
     await examined.asked(125)
     assert examined.wrong == [True]
     await examined.asked(30)
@@ -271,60 +252,33 @@ async def test_a_model_with_one_sick_instance_is_left_out(examined: Examined) ->
     assert examined.wrong == [True]
 
 
-@pytest.mark.parametrize("restarts", ["connection", "worker"])
-@pytest.mark.parametrize("sickness", ["errors", "zeros"])
-async def test_a_sick_model_stays_left_out_when_what_was_known_of_it_is_lost(
+@pytest.mark.parametrize(("sickness", "restarts"), [("errors", "worker"), ("zeros", "worker"), ("zeros", "connection")])
+async def test_sick_model_stays_left_out_when_what_was_known_of_it_is_lost(
     examined: Examined, sickness: str, restarts: str
 ) -> None:
-    """A proxy resets connections, and the worker that asks may end."""
+    """A proxy resets connections, and the worker that asks may end. A restart that did not help is not asked for again."""
     if sickness == "errors":
-        examined.fake.refusal = BROKEN
+        examined.fake.refusal = refusals.FAILED
     else:
-        examined.fake.find(RIGHT * 0)
+        examined.fake.rows = [ZEROS]
     await examined.asked(61)
     assert examined.wrong == [True]
     if restarts == "connection":
         examined.world.client.connection += 1
     else:
         examined.examiner._known.clear()  # noqa: SLF001 - as in the worker that asks next
+    await examined.asked(2)  # that one may have been under way
+    counted = METRICS.nonzero(METRICS.wrong_answers)
     await examined.asked(20)
     assert examined.wrong == [True]
+    assert METRICS.nonzero(METRICS.wrong_answers) == counted
     examined.fake.refusal = None
-    examined.fake.find(RIGHT)
+    examined.fake.rows = [RIGHT]
 
     assert await examined.until_well()
 
 
-async def test_a_restart_that_did_not_help_is_not_asked_for_again(examined: Examined) -> None:
-    """Another file was copied over that of the model."""
-    examined.fake.find(RIGHT * 0)
-    await examined.asked(61)
-    examined.world.client.connection += 1
-    await examined.asked(2)  # that one may have been under way
-    counted = METRICS.nonzero(METRICS.wrong_answers)
-    await examined.asked(20)
-
-    assert examined.wrong == [True]
-    assert METRICS.nonzero(METRICS.wrong_answers) == counted
-
-
-class Restricted(OneModel):
-    """Does not tell its statistics."""
-
-    async def ModelStatistics(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted")
-
-
-@pytest.mark.world(Restricted, mode="inline", max_calls=10)
-async def test_statistics_may_be_restricted(examined: Examined) -> None:
-    assert await examined.asked(61) == 1
-    examined.fake.find(RIGHT * 0)
-    await examined.asked(61)
-
-    assert examined.wrong == [True]
-
-
-async def test_a_model_is_asked_after_a_switch_of_its_version(examined: Examined) -> None:
+async def test_model_is_asked_after_a_switch_of_its_version(examined: Examined) -> None:
     """Also if no request of this worker notices the switch."""
     examined.fake.index = [("tiny", "1", "READY", ""), ("side", "1", "READY", "")]
     await examined.asked(64)
@@ -332,27 +286,17 @@ async def test_a_model_is_asked_after_a_switch_of_its_version(examined: Examined
     examined.fake.model_versions = ["2"]
     METRICS.batch_size.observe(1, "side")
     await examined.asked(64)
-    examined.fake.find(RIGHT * 0)
+    examined.fake.rows = [ZEROS]
     METRICS.batch_size.observe(1, "side")
     await examined.asked(64)
 
     assert examined.world.server.is_wrong("side")
 
 
-class Hanging(OneModel):
-    """`other` answers nothing."""
-
-    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        if request.model_name == "other":
-            await asyncio.Event().wait()
-        return await super().ModelInfer(request, context)
-
-
-@pytest.mark.world(Hanging, mode="inline", max_calls=10)
-async def test_a_model_that_hangs_does_not_keep_others_from_being_asked(examined: Examined) -> None:
-    examined.fake.index = [("other", "1", "READY", ""), ("tiny", "1", "READY", "")]
+async def test_model_that_hangs_does_not_keep_others_from_being_asked(examined: Examined) -> None:
+    examined.fake.index = [("hanging", "1", "READY", ""), ("tiny", "1", "READY", "")]
     await examined.world.time.skip(5)
-    examined.fake.find(RIGHT * 0)
+    examined.fake.rows = [ZEROS]
     while not examined.wrong[0]:
         await examined.world.time.skip(1)
         await examined.world.round_trip()

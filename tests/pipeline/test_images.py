@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from numpy.typing import NDArray
@@ -230,4 +231,9 @@ class Images(Machine):
 
 
 def test_images_of_a_worker() -> None:
-    check(Images, runs=25, steps=40)
+    check(Images, runs=10, steps=40)
+
+
+@pytest.mark.system
+def test_images_of_a_worker_for_long() -> None:
+    check(Images, runs=75, steps=40)

@@ -1,13 +1,9 @@
-"""The whole pipeline: steps, threads, deadlines, memory and slots."""
+"""The whole pipeline: replaced models, threads, deadlines, memory and slots."""
 
 import asyncio
 import threading
-from contextlib import AsyncExitStack
-from types import ModuleType
 from typing import Any
 
-import grpc
-import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -20,57 +16,30 @@ from app.errors import (
     InvalidModelOutput,
     InvalidParameter,
     ModelNotReady,
-    TritonUnavailable,
     UnknownModel,
 )
-from app.main import create_app
 from app.pipeline import call as call_module
 from app.pipeline import preprocess
-from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import CallContext
 from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
-from app.settings.schema import Settings
+from app.resilience.fairness import HIGH, LOW, NORMAL, Caller
 from app.telemetry.timing import Timing
-from app.triton import shared_memory
 from app.triton.shared_memory import SLOTS
 from tests.fakes import models
-from tests.fakes.triton import CONFIG, FakeTriton, config_with, infer_response, serving
+from tests.fakes.triton import CONFIG, FakeTriton, config_with, infer_response
 from tests.imaging.samples import GREY, png
+from tests.pipeline import refusals
 from tests.pipeline.gate import Gate
-from tests.support import LIMITS, SCENE, eventually, finds, is_mapped, json, started
-from tests.world import OPTIONS, World, open_world
+from tests.support import LIMITS, SCENE, eventually, is_mapped
+from tests.world import World
 
 TABLE = np.array([[8, 16, 16, 24, 0.5, 1], [0, 8, 32, 24, 0.75, 0]], np.float32)
 """Two rows in pixels of the 32 x 32 canvas. The image of 200 x 100 covers 32 x 16 of it."""
-FOUR = {"count": np.array([1], np.int32), "boxes": TABLE[:, :4], "scores": TABLE[:, 4], "classes": TABLE[:, 5].astype(np.int32)}
-YOLO_HEAD = np.zeros((6, 21), np.float32)
-YOLOX_HEAD = np.zeros((21, 7), np.float32)
+FILE = {"input": [{"name": "file", "data_type": "TYPE_STRING", "dims": [1]}], "parameters": {"square": {"string_value": "32"}}}
 
 
-def outputs_config(**outputs: NDArray[Any]) -> dict[str, Any]:
-    types = {"float32": "TYPE_FP32", "int32": "TYPE_INT32"}
-    return {
-        **CONFIG,
-        "output": [
-            {"name": name, "data_type": types[tensor.dtype.name], "dims": list(tensor.shape)} for name, tensor in outputs.items()
-        ],
-    }
-
-
-def in_which_threads(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[str]:
-    """Record the names of the threads in which a step of the pipeline runs."""
-    threads: list[str] = []
-    step = getattr(module, name)
-
-    def noted(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
-        name = threading.current_thread().name
-        if not name.startswith("asyncio"):  # in which a gateway of another test may still read an answer to the golden picture
-            threads.append(name)
-        return step(*arguments, **keywords)
-
-    monkeypatch.setattr(module, name, noted)
-    return threads
+def output(tensor: NDArray[np.float32]) -> dict[str, Any]:
+    return {"output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": list(tensor.shape)}]}
 
 
 @pytest.fixture
@@ -79,15 +48,17 @@ async def world(world: World) -> World:
     return world
 
 
-async def test_an_image_becomes_detections(world: World) -> None:
+async def test_image_becomes_detections(world: World) -> None:
     world.fake.model_versions = ["7"]
-    found = await world.detect()
+    timing = Timing()
+    found = await world.detect(timing=timing)
 
     assert found.boxes.tolist() == [[0, 0, 200, 100], [50, 50, 100, 100]]
     assert found.scores.tolist() == [0.75, 0.5]
     assert found.class_ids.tolist() == [0, 1]
     assert (found.width, found.height) == models.SIZE
     assert (found.spec.name, found.version) == ("tiny", "7")
+    assert list(timing.stages) == ["model", "queue", "decode", "batch", "infer", "post"]
 
 
 def replace(fake: FakeTriton, version: str = "2", labels: str = "new,other", **config: Any) -> None:  # noqa: ANN401
@@ -100,69 +71,29 @@ def named(found: Detections) -> tuple[str, list[str]]:
     return found.version, [found.spec.class_name(class_id) for class_id in found.class_ids]
 
 
-async def test_an_answer_has_the_labels_of_the_version_that_gave_it(world: World) -> None:
-    """This includes the first answer after a replacement, because the request starts over with the new version."""
-    replace(world.fake, "1", "old,old")
-    assert named(await world.detect()) == ("1", ["old", "old"])
+@pytest.mark.parametrize(("labels", "requests"), [("old,old", 5), ("new,other", 4)])
+async def test_answer_has_the_labels_of_the_version_that_gave_it(world: World, labels: str, requests: int) -> None:
+    """The first request after a replacement starts over with the new version, if that means something else."""
+    replace(world.fake, "1", labels)
+    for _ in range(2):
+        assert named(await world.detect()) == ("1", labels.split(","))
     replace(world.fake)
+    for _ in range(2):
+        assert named(await world.detect()) == ("2", ["new", "other"])
 
-    assert named(await world.detect()) == ("2", ["new", "other"])
-    assert len(world.fake.requests) == 3
-    assert named(await world.detect()) == ("2", ["new", "other"])
-    assert len(world.fake.requests) == 4
-
-
-async def test_a_version_with_the_same_labels_is_not_asked_twice(world: World) -> None:
-    await world.detect()
-    world.fake.model_versions = ["2"]
-
-    assert (await world.detect()).version == "2"
-    assert len(world.fake.requests) == 2
+    assert len(world.fake.requests) == requests
 
 
-async def test_a_version_of_another_size_is_asked_with_an_image_of_that_size(world: World) -> None:
+async def test_version_of_another_size_is_asked_with_an_image_of_that_size(world: World) -> None:
     await world.detect()
     replace(world.fake, input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}])
-    world.fake.next_refusals = [(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input")]
+    world.fake.next_refusals = [refusals.MISSHAPEN]
 
     assert named(await world.detect()) == ("2", ["new", "other"])
     assert [list(request.inputs[0].shape) for request in world.fake.requests][1:] == [[32, 32, 3], [64, 64, 3]]
 
 
-async def test_a_triton_that_was_restarted_may_have_other_labels_under_the_same_version() -> None:
-    old, new = FakeTriton(), FakeTriton()
-    for fake, labels in ((old, "old,old"), (new, "new,other")):
-        fake.answer = infer_response(output0=TABLE)
-        replace(fake, "1", labels)
-    async with AsyncExitStack() as running:
-        port = await running.enter_async_context(serving(old))
-        async with open_world(old) as world:
-            assert named(await world.detect()) == ("1", ["old", "old"])
-            await running.aclose()
-            async with serving(new, port):
-                await eventually(lambda: world.client.connection == 2)
-
-                assert named(await world.detect()) == ("1", ["new", "other"])
-
-
-async def test_an_image_of_a_batch_is_detected_anew(world: World) -> None:
-    replace(world.fake, "1", "old,old")
-    await world.detect()
-    call = CallContext(Deadline.after(30), Timing(), "abc")
-    batch = await BatchRequest.open(world.pipeline, [SCENE], OPTIONS, call)
-    replace(world.fake)
-
-    async def keep(_: int, found: Detections | Exception, __: Timing) -> Detections | Exception:
-        return found
-
-    async with batch.run(keep) as results:
-        (found,) = [await result for result in results]
-
-    assert isinstance(found, Detections)
-    assert named(found) == ("2", ["new", "other"])
-
-
-async def test_a_model_that_is_replaced_all_the_time_is_not_ready(world: World) -> None:
+async def test_model_that_is_replaced_all_the_time_is_not_ready(world: World) -> None:
     await world.detect()
     world.fake.answer.model_version = "2"
     with pytest.raises(ModelNotReady, match="being replaced"):
@@ -178,7 +109,7 @@ async def test_a_model_that_is_replaced_all_the_time_is_not_ready(world: World) 
         (config_with(default_version="1"), {None: "tiny:1", 3: "tiny:3", "1": "tiny:1", 1: "tiny:1"}),
     ],
 )
-async def test_a_version_has_one_reference(world: World, config: dict[str, Any], references: dict[int | str | None, str]) -> None:
+async def test_version_has_one_reference(world: World, config: dict[str, Any], references: dict[int | str | None, str]) -> None:
     world.fake.config, world.fake.model_versions = config, ["1", "2", "3"]
     assert [world.pipeline.refer_to("tiny", version) for version in (None, 3)] == ["tiny", "tiny:3"]
     await world.pipeline.spec("tiny")
@@ -186,7 +117,7 @@ async def test_a_version_has_one_reference(world: World, config: dict[str, Any],
     assert {version: world.pipeline.refer_to("tiny", version) for version in references} == references
 
 
-async def test_a_name_asks_for_the_default_version(world: World) -> None:
+async def test_name_asks_for_the_default_version_until_the_repository_changes(world: World) -> None:
     world.fake.config, world.fake.model_versions = config_with(default_version="1", labels="old,old"), ["1", "2"]
     assert named(await world.detect()) == ("1", ["old", "old"])
     world.fake.config = config_with(default_version="2", labels="new,other")
@@ -200,20 +131,19 @@ async def test_a_name_asks_for_the_default_version(world: World) -> None:
     assert [request.model_version for request in world.fake.requests] == ["1", "1", "2"]
 
 
-async def test_a_default_version_that_was_unloaded_is_replaced_by_the_next_request(world: World) -> None:
+async def test_default_version_that_was_unloaded_is_replaced_by_the_next_request(world: World) -> None:
     """Without a change of the repository, as in a Triton elsewhere."""
     world.fake.config, world.fake.model_versions = config_with(default_version="1"), ["1", "2"]
     await world.detect()
     world.fake.config, world.fake.model_versions = config_with(default_version="2"), ["2"]
-    world.fake.next_refusals = [(grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' version 1 is not at ready state")]
+    world.fake.next_refusals = [refusals.NOT_LOADED]
     with pytest.raises(ModelNotReady):
         await world.detect()
 
     assert (await world.detect()).version == "2"
 
 
-async def test_a_name_is_that_of_a_model_once_somebody_knows_it(world: World) -> None:
-    """The name is known if it is the default model, can be pulled, or Triton has had it."""
+async def test_name_is_that_of_a_model_once_somebody_knows_it(world: World) -> None:
     assert [world.pipeline.is_known(name) for name in ("tiny", "listed", "other", "")] == [True, True, False, False]
     await world.detect(model="other")
 
@@ -221,117 +151,75 @@ async def test_a_name_is_that_of_a_model_once_somebody_knows_it(world: World) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "scores"),
+    ("model", "detail"),
     [
-        ({"confidence": 0.6}, [0.75]),
-        ({"classes": ["1"]}, [0.5]),
-        ({"max_detections": 1}, [0.75]),
-        ({"confidence": 0.9}, []),
-        ({"iou": 0.1}, [0.75, 0.5]),
-        ({"iou": 0.13, "agnostic": True}, [0.75, 0.5]),
-        ({"iou": 0.12, "agnostic": True}, [0.75]),
-        ({"iou": 0.12, "agnostic": True, "classes": ["1"]}, [0.5]),
+        (None, "Triton does not have tiny, a default model of the settings; it has other, yolo"),
+        ("listed", "Triton does not have listed; get it with `nereid pull listed` or `./just pull listed`"),
+        ("yolov", "there is no such model; did you mean yolo? GET /models lists those that exist"),
+        ("litsed", "there is no such model; did you mean listed? GET /models lists those that exist"),
+        ("borken", "there is no such model; GET /models lists those that exist"),
     ],
 )
-async def test_only_the_detections_asked_for_are_returned(world: World, options: dict[str, Any], scores: list[float]) -> None:
-    """The intersection of the two boxes is 1/8 of their union."""
-    found = await world.detect(**options)
+async def test_unknown_model_is_told_what_there_is(world: World, model: str | None, detail: str) -> None:
+    world.fake.index = [("yolo", "1", "READY", ""), ("other", "1", "READY", ""), ("broken", "1", "UNAVAILABLE", "no weights")]
+    world.fake.model_refusal = refusals.GONE
+    with pytest.raises(UnknownModel) as caught:
+        await world.detect(model=model)
 
-    assert found.scores.tolist() == scores
-    assert found.boxes.shape == (len(scores), 4)
-
-
-@pytest.mark.parametrize("box", [(0, 0, 32, 8), (20, 10, 10, 20)], ids=["in the padding", "inverted"])
-async def test_a_box_without_an_area_in_the_image_is_dropped(world: World, box: tuple[int, int, int, int]) -> None:
-    """It does not count towards the maximum number of detections, however high its score."""
-    world.fake.answer = infer_response(output0=np.array([[*box, 0.9, 0], TABLE[1]], np.float32))
-
-    found = await world.detect(max_detections=1)
-
-    assert found.scores.tolist() == [TABLE[1, 4]]
+    assert caught.value.detail == detail
 
 
-async def test_an_unknown_class_is_rejected_before_the_image_is_decoded(world: World) -> None:
+async def test_invalid_option_is_rejected_before_the_image_is_decoded(world: World) -> None:
     with pytest.raises(InvalidParameter, match="unicorn"):
         await world.detect(b"not an image", classes=["unicorn"])
 
     assert not world.fake.requests
-
-
-async def test_every_step_is_timed(world: World) -> None:
-    timing = Timing()
-    await world.detect(timing=timing)
-
-    assert list(timing.stages) == ["model", "queue", "decode", "batch", "infer", "post"]
-
-
-@pytest.mark.parametrize("image_format", ["BMP", "JPEG"])
-async def test_pixels_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, world: World, image_format: str) -> None:
-    """Milliseconds on the event loop would delay every other request."""
-    threads = in_which_threads(monkeypatch, preprocess, "fill_input")
-    await world.detect(models.scene(image_format))
-
-    assert [name.startswith("decode") for name in threads] == [True]
-
-
-@pytest.mark.parametrize(("image_format", "is_threaded"), [("JPEG", False), ("PNG", True), ("BMP", True), ("GIF", True)])
-async def test_a_quick_header_is_read_without_a_thread(
-    monkeypatch: pytest.MonkeyPatch,
-    world: World,
-    image_format: str,
-    is_threaded: bool,  # noqa: FBT001
-) -> None:
-    """For encoded files, a thread costs more than reading a JPEG header. Pillow may take longer for other headers."""
-    file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
-    world.fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
-    threads = in_which_threads(monkeypatch, preprocess, "fill_input")
-    timing = Timing()
-    found = await world.detect(models.scene(image_format), timing=timing)
-
-    assert found.scores.tolist() == [0.75, 0.5]
-    assert [name.startswith("decode") for name in threads] == [is_threaded]
-    assert list(timing.stages) == ["model", "queue", "decode", "batch", "infer", "post"]
+    assert world.used_bytes == 0
 
 
 @pytest.mark.parametrize(
-    ("outputs", "is_threaded"),
-    [({"head": YOLO_HEAD}, True), ({"head": YOLOX_HEAD}, True), ({"table": TABLE}, False), (FOUR, False)],
-    ids=["yolo head", "yolox head", "six columns", "end to end"],
+    ("step", "config", "image_format", "options", "is_threaded"),
+    [
+        ("fill_input", CONFIG, "BMP", {}, True),
+        ("fill_input", CONFIG, "JPEG", {}, True),
+        ("fill_input", CONFIG | FILE, "JPEG", {}, False),  # only its header is read; Pillow may take longer for others
+        ("fill_input", CONFIG | FILE, "PNG", {}, True),
+        ("decode_boxes", CONFIG, "BMP", {}, False),
+        ("decode_boxes", CONFIG, "BMP", {"iou": 0.5}, True),
+        ("decode_boxes", CONFIG, "BMP", {"agnostic": True}, True),
+        ("decode_boxes", CONFIG | output(np.zeros((6, 21), np.float32)), "BMP", {}, True),
+    ],
 )
-async def test_a_raw_head_is_decoded_in_a_thread(
+async def test_work_of_milliseconds_runs_in_a_thread(  # noqa: PLR0913, PLR0917 - a table
     monkeypatch: pytest.MonkeyPatch,
     world: World,
-    outputs: dict[str, NDArray[Any]],
+    step: str,
+    config: dict[str, Any],
+    image_format: str,
+    options: dict[str, Any],
     is_threaded: bool,  # noqa: FBT001
 ) -> None:
-    """Decoding it takes milliseconds. Other outputs take so little time that a thread would cost more."""
-    world.fake.config = outputs_config(**outputs)
-    world.fake.answer = infer_response(**outputs)
-    threads = in_which_threads(monkeypatch, call_module, "decode_boxes")
-    await world.detect()
+    """On the event loop, it would delay every other request; all else takes less time than a thread costs."""
+    world.fake.config = config
+    world.fake.answer = infer_response(output0=np.zeros(config["output"][0]["dims"], np.float32))
+    module = preprocess if step == "fill_input" else call_module
+    original, threads = getattr(module, step), list[str]()
 
+    def noted(*arguments: Any) -> Any:  # noqa: ANN401
+        threads.append(threading.current_thread().name)
+        return original(*arguments)
+
+    monkeypatch.setattr(module, step, noted)
+    await world.detect(models.scene(image_format), **options)
+
+    threads = [name for name in threads if not name.startswith("asyncio")]  # of a gateway of another test
     assert [name.startswith("decode") for name in threads] == [is_threaded]
 
 
-@pytest.mark.parametrize("options", [{"iou": 0.5}, {"agnostic": True}])
-async def test_boxes_are_suppressed_in_a_thread(monkeypatch: pytest.MonkeyPatch, world: World, options: dict[str, Any]) -> None:
-    """Suppression of hundreds of boxes would block the event loop for too long."""
-    threads = in_which_threads(monkeypatch, call_module, "decode_boxes")
-    await world.detect(**options)
-
-    assert [name.startswith("decode") for name in threads] == [True]
-
-
-async def test_a_model_that_suppresses_boxes_is_not_asked_for_more(world: World) -> None:
-    world.fake.config = outputs_config(**FOUR)
-    with pytest.raises(InvalidParameter, match=r"^iou: the model itself drops boxes that overlap by more than 0\.7, the maximum$"):
-        await world.detect(b"no image", iou=0.71)
-
+async def test_failure_gives_its_slot_back(world: World) -> None:
+    with pytest.raises(InvalidImage):
+        await world.detect(SCENE[:500])
     assert not world.fake.requests
-    assert world.admission.memory.own_bytes == 0
-
-
-async def test_an_output_that_does_not_fit_the_config_is_invalid(world: World) -> None:
     world.fake.answer = infer_response(output0=TABLE[:, :5])
     with pytest.raises(InvalidModelOutput, match="tiny"):
         await world.detect()
@@ -339,15 +227,9 @@ async def test_an_output_that_does_not_fit_the_config_is_invalid(world: World) -
     assert world.free_slots() == SLOTS
 
 
-async def test_a_broken_image_never_reaches_triton(world: World) -> None:
-    with pytest.raises(InvalidImage):
-        await world.detect(SCENE[:500])
-
-    assert not world.fake.requests
-    assert world.free_slots() == SLOTS
-
-
-async def test_a_known_model_is_ready_without_a_question(world: World) -> None:
+async def test_known_model_is_ready_without_a_question_once_it_has_slots(world: World) -> None:
+    await world.pipeline.spec("tiny")
+    assert not world.fake.registrations
     spec = await world.pipeline.prepare("tiny", Deadline.after(5))
 
     assert await world.pipeline.prepare("tiny", Deadline.after(-1)) is spec
@@ -356,56 +238,53 @@ async def test_a_known_model_is_ready_without_a_question(world: World) -> None:
     assert is_mapped(world.transport)
 
 
-async def test_a_model_is_not_ready_while_its_slots_are_missing(world: World) -> None:
-    await world.pipeline.spec("tiny")
-    assert not world.fake.registrations
-    await world.pipeline.prepare("tiny", Deadline.after(5))
-
-    assert len(world.fake.registrations) == 1
-
-
 @pytest.mark.parametrize("step", ["may_tell", "may_map"])
-async def test_a_triton_that_does_not_answer_in_time_is_a_missed_deadline(world: World, step: str) -> None:
+async def test_triton_that_does_not_answer_in_time_is_a_missed_deadline(world: World, step: str) -> None:
     getattr(world.fake, step).clear()
     with pytest.raises(DeadlinePassed, match="did not answer in time"):
         await world.detect(seconds=0.1)
 
 
-@pytest.mark.parametrize(
-    ("model", "detail"), [("listed", "./just pull listed"), ("other", "there is no such model; GET /models lists")]
-)
-async def test_a_model_that_could_be_pulled_says_how(world: World, model: str, detail: str) -> None:
-    world.fake.query_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
+async def test_model_whose_circuit_is_open_is_not_asked(world: World) -> None:
+    await world.detect()
+    circuit = world.server.model("tiny").circuit
+    assert circuit is not None
+    circuit.open()
+    for model in (None, "tiny"):
+        with pytest.raises(CircuitOpen):
+            await world.detect(b"not an image", model=model)
 
-    with pytest.raises(UnknownModel, match=detail) as caught:
-        await world.detect(model=model)
-    assert ("pull" in caught.value.detail) is (model == "listed")
-
-
-async def test_a_default_model_that_is_not_there_names_those_that_are(world: World) -> None:
-    """Its name may be misspelt in the settings."""
-    world.fake.index = [("yolo", "1", "READY", ""), ("other", "1", "READY", ""), ("broken", "1", "UNAVAILABLE", "no weights")]
-    world.fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
-    with pytest.raises(UnknownModel, match=r"^Triton does not have tiny, a default model of the settings; it has other, yolo$"):
-        await world.detect()
-    for model, hint in (("nothing", ";"), ("yolov", "; did you mean yolo?"), ("borken", ";"), ("litsed", "; did you mean listed?")):
-        with pytest.raises(UnknownModel) as caught:
-            await world.detect(model=model)
-        assert caught.value.detail == f"there is no such model{hint} GET /models lists those that exist"
+    assert world.used_bytes == 0
+    assert len((await world.detect(model="other")).scores) == 2
 
 
-async def test_a_request_that_waits_for_a_thread_until_its_deadline_is_dropped(
-    monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
+@pytest.mark.parametrize("how", ["deadline", "cancel"])
+async def test_slot_and_place_are_free_only_when_thread_and_rpc_have_ended(
+    monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate, how: str
 ) -> None:
-    gate.block(monkeypatch, preprocess, "fill_input")
-    blocking = asyncio.ensure_future(world.detect())
+    """A decoder cannot be stopped, and Triton is still busy. An image that waits for a thread is dropped."""
+    world.hold()
+    asking = [asyncio.ensure_future(world.detect())]
+    await eventually(lambda: len(world.fake.requests) == 1)
+    gate.block(monkeypatch, preprocess, "decode")
+    asking.append(asyncio.ensure_future(world.detect()))
     await eventually(gate.reached.is_set)
-    with pytest.raises(DeadlinePassed):
-        await world.detect(seconds=0.1)
-    assert world.free_slots() == SLOTS
+    before = world.used_bytes
+    asking += [asyncio.ensure_future(world.detect()) for _ in range(3)]
+    await eventually(lambda: world.used_bytes > before)
+    if how == "deadline":
+        await world.time.skip(30)
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    assert world.free_slots() == SLOTS - 2
+    assert world.queue.in_progress == 2
     gate.opened.set()
-    await blocking
+    await eventually(lambda: world.free_slots() == SLOTS - 1)
+    world.let_answer()
 
+    await eventually(lambda: world.used_bytes == world.queue.in_progress == 0)
+    assert world.free_slots() == SLOTS
     assert len(world.fake.requests) == 1
 
 
@@ -420,7 +299,6 @@ async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.Monke
     await world.time.skip(30)
     late = await asyncio.gather(*asking, return_exceptions=True)
     assert [type(error) for error in late] == [DeadlinePassed] * 2
-    assert world.free_slots() == SLOTS - 1
     asyncio.get_running_loop().call_soon(world.let_answer)
     threading.Timer(0.1, gate.opened.set).start()
     await world.pipeline.close()
@@ -431,114 +309,31 @@ async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.Monke
     assert world.free_slots() == SLOTS
 
 
-@pytest.mark.world(max_requests=1)
-async def test_a_request_above_the_limit_is_rejected(world: World) -> None:
-    world.hold()
-    first = asyncio.ensure_future(world.detect())
-    await eventually(lambda: len(world.fake.requests) == 1)
-    with pytest.raises(GatewayFull):
-        await world.detect(b"not an image")
-    world.let_answer()
-
-    assert len((await first).scores) == 2
-    assert len((await world.detect()).scores) == 2
-    assert len(world.fake.requests) == 2
-
-
-@pytest.mark.world(max_requests=1)
-@pytest.mark.parametrize("how", ["deadline", "cancel"])
-async def test_a_request_counts_until_its_rpc_has_ended(world: World, how: str) -> None:
-    """Triton is still busy with it, so no other request is admitted before."""
-    world.hold()
-    asking = asyncio.ensure_future(world.detect())
-    await eventually(lambda: len(world.fake.requests) == 1)
-    if how == "deadline":
-        await world.time.skip(30)
-    else:
-        asking.cancel()
-    with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
-        await asking
-    with pytest.raises(GatewayFull):
-        world.admission.check("tiny")
-    assert world.used_bytes > 0
-    world.let_answer()
-
-    await eventually(lambda: world.used_bytes == 0)
-    world.admission.check("tiny")
-
-
-async def test_a_request_that_is_cancelled_in_the_queue_is_never_decoded(
-    monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
-) -> None:
-    gate.block(monkeypatch, preprocess, "fill_input")
-    blocking = asyncio.ensure_future(world.detect())
-    await eventually(gate.reached.is_set)
-    before = world.used_bytes
-    waiting = asyncio.ensure_future(world.detect())
-    await eventually(lambda: world.used_bytes > before)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert world.used_bytes == before
-    gate.opened.set()
-    await blocking
-
-    assert len(world.fake.requests) == 1
-
-
-async def test_a_model_that_fails_repeatedly_is_not_asked_again(world: World) -> None:
-    world.fake.refusal = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
-    for _ in range(5):
-        with pytest.raises(TritonUnavailable):
-            await world.detect()
-    assert not world.pipeline.tritons.is_usable("tiny")
-    for model in (None, "tiny"):
-        with pytest.raises(CircuitOpen):
-            await world.detect(b"not an image", model=model)
-    with pytest.raises(CircuitOpen):
-        world.pipeline.check_circuit("tiny")
-    assert world.used_bytes == 0
-    world.pipeline.check_circuit("other")
-    world.fake.refusal = None
-    assert len((await world.detect(model="other")).scores) == 2
-
-    await eventually(lambda: world.pipeline.tritons.is_usable("tiny"))
-    assert len((await world.detect()).scores) == 2
-
-
 @pytest.mark.world(memory_bytes=2**20)
-async def test_decoding_needs_memory(world: World) -> None:
+async def test_decoding_needs_memory_but_not_for_a_file_that_triton_decodes(world: World) -> None:
+    large = png(600, 600, 8, GREY)
     with pytest.raises(GatewayFull, match="no memory left for an image of this size"):
-        await world.detect(png(1000, 1000, 8, GREY))
+        await world.detect(large)
     assert world.used_bytes == 0
     assert world.free_slots() == SLOTS
+    world.fake.config = CONFIG | FILE
 
-    assert len((await world.detect()).scores) == 2
-    assert world.used_bytes == 0
+    assert (await world.detect(large, model="other")).width == 600
 
 
 @pytest.mark.world(memory_bytes=2000)
-async def test_a_body_needs_memory_while_triton_does_not_answer(world: World) -> None:
-    body = bytes(1000)
+async def test_body_needs_memory_while_triton_does_not_answer(world: World) -> None:
     world.fake.may_tell.clear()
-    waiting = [asyncio.ensure_future(world.detect(body)) for _ in range(2)]
-    await eventually(lambda: world.used_bytes == 2 * len(body))
+    waiting = [asyncio.ensure_future(world.detect(bytes(1000))) for _ in range(2)]
+    await eventually(lambda: world.used_bytes == 2000)
     with pytest.raises(GatewayFull, match="no memory left"):
-        await world.detect(body)
+        await world.detect(bytes(1000))
     await world.leave(waiting)
 
     assert world.used_bytes == 0
 
 
-@pytest.mark.world(memory_bytes=2**21)
-async def test_a_file_that_triton_decodes_needs_no_memory_for_its_pixels(world: World) -> None:
-    file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
-    world.fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
-
-    assert (await world.detect(png(1000, 1000, 8, GREY))).width == 1000
-
-
-async def test_a_large_image_that_would_be_decoded_too_late_is_rejected_at_once(
+async def test_large_image_that_would_be_decoded_too_late_is_rejected_at_once(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
 ) -> None:
     large = png(3000, 3000, 8, GREY)
@@ -556,20 +351,21 @@ async def test_a_large_image_that_would_be_decoded_too_late_is_rejected_at_once(
     assert world.admission.decode_backlog.pixels == 0
 
 
-def test_the_caller_may_choose_the_time_of_a_request() -> None:
+async def test_priority_of_the_caller_reaches_triton(world: World) -> None:
+    world.fake.config = CONFIG | {"dynamic_batching": {"priority_levels": "3", "default_priority_level": "2"}}
+    for priority in (HIGH, NORMAL, LOW):
+        await world.detect(caller=Caller("", priority=priority))
+
+    assert [request.parameters["priority"].uint64_param for request in world.fake.requests] == [1, 0, 3]
+
+
+def test_time_of_a_request_is_chosen_by_its_caller_or_grows_with_its_images() -> None:
     """The maximum for callers does not limit the default."""
-    assert LIMITS.timeout(None) == 10
-    assert LIMITS.timeout(1500) == 1.5
-    assert LIMITS.timeout(30_000) == 30
+    assert [LIMITS.timeout(None, images) for images in (0, 1, 2, 21, 41, 64)] == [10, 10, 10.5, 20, 30, 30]
+    assert [LIMITS.timeout(1500), LIMITS.timeout(30_000), LIMITS.timeout(1500, 64)] == [1.5, 30, 1.5]
+    assert [LIMITS._replace(timeout_seconds=60).timeout(None, images) for images in (1, 64)] == [60, 60]
     with pytest.raises(InvalidParameter, match=r"^timeout_ms: the maximum is 30000$"):
         LIMITS.timeout(30_001)
-    assert LIMITS._replace(timeout_seconds=60).timeout(None) == 60
-
-
-def test_a_batch_has_more_time_for_each_image() -> None:
-    assert [LIMITS.timeout(None, images) for images in (0, 1, 2, 21, 41, 64)] == [10, 10, 10.5, 20, 30, 30]
-    assert LIMITS.timeout(1500, 64) == 1.5
-    assert LIMITS._replace(timeout_seconds=60).timeout(None, 64) == 60
 
 
 async def test_warming_up_measures_the_model(world: World) -> None:
@@ -577,40 +373,3 @@ async def test_warming_up_measures_the_model(world: World) -> None:
 
     assert [request.id for request in world.fake.requests] == ["warm-up"]
     assert world.admission.queues["tiny"].pace() > 0
-
-
-async def test_a_model_that_cannot_be_warmed_up_is_an_error(world: World) -> None:
-    world.fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
-    with pytest.raises(TritonUnavailable):
-        await world.pipeline.warm_up()
-
-
-@pytest.mark.parametrize("how", ["deadline", "cancel"])
-async def test_a_slot_is_free_only_when_its_thread_has_ended(
-    monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate, how: str
-) -> None:
-    """A decoder cannot be stopped, so no other image may use the slot before."""
-    gate.block(monkeypatch, preprocess, "decode")
-    asking = asyncio.ensure_future(world.detect())
-    await eventually(gate.reached.is_set)
-    assert world.free_slots() == SLOTS - 1
-    if how == "deadline":
-        await world.time.skip(30)
-    else:
-        asking.cancel()
-    with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
-        await asking
-    assert world.free_slots() == SLOTS - 1
-    gate.opened.set()
-
-    await eventually(lambda: world.free_slots() == SLOTS)
-
-
-@pytest.mark.usefixtures("triton")
-async def test_broken_images_leave_slots_to_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "SLOTS", 2)
-    async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
-        for _ in range(5):
-            json(await client.post("/predict/six_columns", content=SCENE[:500]), 422)
-
-        assert await finds(client)

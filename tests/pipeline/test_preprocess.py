@@ -1,4 +1,4 @@
-"""Filling the input tensor from an encoded image, for all types, layouts and channel orders, and with encoded files."""
+"""Filling the input tensor from an encoded image or a part of one, for all types, layouts and channel orders, and with files."""
 
 import subprocess
 import sys
@@ -18,20 +18,22 @@ from app.errors import GatewayError, GatewayFull, ImageTooLarge, InvalidImage, I
 from app.imaging.decode import decode
 from app.imaging.fit import fit_for
 from app.imaging.header import read_header
+from app.imaging.patch import Patch
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline import preprocess
 from app.pipeline.call import CallContext
-from app.pipeline.preprocess import fill_input, is_quick_to_check
+from app.pipeline.preprocess import fill_from_patch, fill_input, is_quick_to_check
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
 from app.resilience.lease import Lease
+from app.resilience.memory import MemoryBudget
 from app.telemetry.timing import Timing
 from app.triton.shared_memory import SLOTS
 from app.triton.transport import InputBuffer, Transport
 from tests.fakes.triton import CONFIG
 from tests.imaging.samples import RGB, encode, exif_of, png, store
-from tests.support import ROOT, fill, sample_image, workspace
+from tests.support import ROOT, TABLE, fill, sample_image, workspace
 from tests.world import World
 
 NOISE = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
@@ -149,50 +151,32 @@ def filled(transport: Transport, data: bytes, model: ModelSpec) -> NDArray[Any]:
         return fill(data, model, transport, lease)[0].tensor.copy()
 
 
-@pytest.mark.parametrize("batch", [0, 1])
 @pytest.mark.parametrize("channels", ["RGB", "BGR"])
-@pytest.mark.parametrize(("data_type", "dtype"), [("TYPE_UINT8", np.uint8), ("TYPE_FP32", np.float32), ("TYPE_FP16", np.float16)])
+@pytest.mark.parametrize(
+    ("data_type", "dtype", "tolerance"),
+    [("TYPE_UINT8", np.uint8, 0), ("TYPE_FP32", np.float32, 1e-5), ("TYPE_FP16", np.float16, 4e-3)],
+)
 @pytest.mark.parametrize("dims", [[3, 4, 6], [4, 6, 3]])
 async def test_pixels_become_the_tensor(  # noqa: PLR0913, PLR0917 - a table
-    inline: Transport, dims: list[int], data_type: str, dtype: type, channels: str, batch: int
+    inline: Transport, dims: list[int], data_type: str, dtype: type, tolerance: float, channels: str
 ) -> None:
-    """The canvas is the tensor itself only for UINT8, HWC and RGB."""
-    model = spec(data_type, dims, batch, channels=channels, scale="127.5")
+    """The canvas is the tensor itself only for UINT8, HWC and RGB. A model with UINT8 input normalizes the pixels itself."""
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]
-    expected = expected.transpose(2, 0, 1) if dims[0] == 3 else expected
-    values = expected if dtype is np.uint8 else (expected / np.float32(127.5)).astype(dtype)
+    by_hint = {"scale": expected / np.float32(127.5), "mean": (expected / 255 - mean) / std}
+    for hints in ({"scale": "127.5"}, {"mean": "0.485,0.456,0.406", "std": "0.229,0.224,0.225"}):
+        model = spec(data_type, dims, channels=channels, **hints)
+        values = expected if dtype is np.uint8 else by_hint[next(iter(hints))]
 
-    tensor = filled(inline, file(PIXELS), model)
+        tensor = filled(inline, file(PIXELS), model)
 
-    assert tensor.dtype == dtype
-    assert tensor.nbytes == model.image_bytes
-    np.testing.assert_array_equal(tensor, values)
-    assert model.input_is_canvas is (dtype is np.uint8 and dims[0] == 4 and channels == "RGB")
-
-
-@pytest.mark.parametrize(("data_type", "tolerance"), [("TYPE_FP32", 1e-5), ("TYPE_FP16", 4e-3)])
-@pytest.mark.parametrize("channels", ["RGB", "BGR"])
-@pytest.mark.parametrize("dims", [[3, 4, 6], [4, 6, 3]])
-async def test_each_channel_is_normalized(
-    inline: Transport, dims: list[int], channels: str, data_type: str, tolerance: float
-) -> None:
-    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-    model = spec(data_type, dims, channels=channels, mean="0.485,0.456,0.406", std="0.229,0.224,0.225")
-    expected = ((PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]) / 255 - mean) / std
-    expected = expected.transpose(2, 0, 1) if dims[0] == 3 else expected
-
-    np.testing.assert_allclose(filled(inline, file(PIXELS), model), expected, atol=tolerance)
+        assert tensor.dtype == dtype
+        assert tensor.nbytes == model.image_bytes
+        np.testing.assert_allclose(tensor, values.transpose(2, 0, 1) if dims[0] == 3 else values, rtol=0, atol=tolerance)
+        assert model.input_is_canvas is (dtype is np.uint8 and dims[0] == 4 and channels == "RGB")
 
 
-async def test_bytes_are_not_normalized(inline: Transport) -> None:
-    """A model with UINT8 input normalizes the pixels itself."""
-    model = spec("TYPE_UINT8", [4, 6, 3], mean="1,2,3", std="2,2,2", scale="2")
-
-    np.testing.assert_array_equal(filled(inline, file(PIXELS), model), PIXELS)
-
-
-async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
-    """The input of YOLOX is BGR, 0 to 255."""
+async def test_input_of_yolox_is_bgr_of_0_to_255(inline: Transport) -> None:
     pixels = np.random.default_rng(5).integers(0, 256, (32, 32, 3), np.uint8)
     config = {
         **CONFIG,
@@ -205,53 +189,25 @@ async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
     np.testing.assert_array_equal(tensor[::-1], pixels.transpose(2, 0, 1).astype(np.float32))
 
 
-@pytest.mark.parametrize("placement", ["center", "top_left"])
-async def test_the_letterbox_is_that_of_the_spec(inline: Transport, placement: str) -> None:
-    model = spec("TYPE_UINT8", [32, 32, 3], placement=placement, enlarge="false")
-    with Lease() as lease:
-        _, transform = fill(file(PIXELS), model, inline, lease)
-
-    assert (transform.width, transform.height) == (6, 4)
-    assert (transform.left, transform.top) == ((13, 14) if placement == "center" else (0, 0))
-
-
-@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
-async def test_a_file_is_passed_on_as_it_is(inline: Transport, image_format: str) -> None:
-    model = spec("TYPE_STRING", [1], square="64")
-    data = file(np.zeros((50, 100, 3), np.uint8), image_format)
-    with Lease() as lease:
-        buffer, transform = fill(data, model, inline, lease)
-
-        assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
-    assert transform == ImageTransform(0, 16, 64, 32, 100, 50)
-
-
-async def test_a_file_that_is_turned_has_its_upright_size(inline: Transport) -> None:
-    """The model that decodes the file also applies the EXIF orientation."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    data = file(np.zeros((50, 100, 3), np.uint8), "JPEG", exif=exif)
-    with Lease() as lease:
-        _, transform = fill(data, spec("TYPE_STRING", [1], square="64"), inline, lease)
-
-    assert (transform.image_width, transform.image_height) == (50, 100)
-
-
-@pytest.mark.parametrize(("more", "is_shared"), [(0, True), (1, False)])
-async def test_a_file_lies_in_a_slot_if_it_fits(world: World, more: int, is_shared: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("more", [0, 1])
+async def test_file_is_passed_on_as_it_is_and_in_a_slot_if_it_fits(world: World, more: int) -> None:
+    """The gateway reads only its header. The model that decodes the file also applies the EXIF orientation."""
     model = spec("TYPE_STRING", [1], square="64")
     await world.transport.prepare(model.image_bytes)
-    data = file(PIXELS)
+    data = encode(Image.new("RGB", (100, 50)), "JPEG", exif=exif_of(6))
     data += bytes(model.image_bytes - 4 - len(data) + more)
     with Lease() as lease:
-        buffer, _ = fill(data, model, world.transport, lease)
+        buffer, transform = fill(data, model, world.transport, lease)
 
-        assert (buffer.slot is not None) is is_shared
+        assert (buffer.slot is not None) is not more
         assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
+        broken, _ = fill(IMAGES["PNG"][:2000], model, world.transport, lease)
+        assert broken.tensor.nbytes == 2004
+    assert transform == ImageTransform(16, 0, 32, 64, 50, 100)
     assert world.free_slots(model.image_bytes) == SLOTS
 
 
-async def test_a_file_in_another_format_than_the_model_decodes_is_unsupported(inline: Transport) -> None:
+async def test_file_in_another_format_than_the_model_decodes_is_unsupported(inline: Transport) -> None:
     model = spec("TYPE_STRING", [1], square="64", formats="JPEG, PNG")
     with Lease() as lease:
         fill(IMAGES["PNG"], model, inline, lease)
@@ -259,7 +215,7 @@ async def test_a_file_in_another_format_than_the_model_decodes_is_unsupported(in
             fill(IMAGES["palette"], model, inline, lease)
 
 
-@pytest.mark.parametrize(("data_type", "dims"), [("TYPE_UINT8", [32, 32, 3]), ("TYPE_FP32", [3, 32, 32]), ("TYPE_STRING", [1])])
+@pytest.mark.parametrize(("data_type", "dims"), [("TYPE_FP32", [3, 32, 32]), ("TYPE_STRING", [1])])
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -271,7 +227,7 @@ async def test_a_file_in_another_format_than_the_model_decodes_is_unsupported(in
     ],
     ids=["no image", "empty", "too large", "too narrow", "no header"],
 )
-async def test_a_rejected_image_takes_no_memory(
+async def test_rejected_image_takes_no_memory(
     world: World, data_type: str, dims: list[int], data: bytes, expected: type[GatewayError]
 ) -> None:
     model = spec(data_type, dims, square="32")
@@ -282,18 +238,9 @@ async def test_a_rejected_image_takes_no_memory(
         assert world.free_slots(model.image_bytes) == SLOTS
 
 
-async def test_a_broken_file_is_left_to_the_model_that_decodes_it(inline: Transport) -> None:
-    """The gateway only reads its header."""
-    data = file(np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8), "PNG")[:2000]
-    with Lease() as lease:
-        buffer, _ = fill(data, spec("TYPE_STRING", [1], square="64"), inline, lease)
-
-        assert buffer.tensor.nbytes == 2004
-
-
 @pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
 @pytest.mark.parametrize("model", LETTERBOXES.values(), ids=LETTERBOXES)
-async def test_every_byte_of_the_canvas_is_written(model: ModelSpec, data: bytes) -> None:
+async def test_each_byte_of_the_canvas_is_written(model: ModelSpec, data: bytes) -> None:
     with Lease() as lease:
         (one, transform), (other, again) = (fill(data, model, UsedMemory(content), lease) for content in (7, 201))
 
@@ -309,7 +256,7 @@ async def test_every_byte_of_the_canvas_is_written(model: ModelSpec, data: bytes
 
 
 @pytest.mark.parametrize(("name", "is_direct"), [("JPEG", True), ("turned JPEG", False), ("PNG", False)])
-async def test_an_image_is_decoded_straight_into_the_tensor_if_possible(
+async def test_image_is_decoded_straight_into_the_tensor_if_possible(
     inline: Transport, monkeypatch: pytest.MonkeyPatch, name: str, *, is_direct: bool
 ) -> None:
     decoded: list[NDArray[np.uint8]] = []
@@ -384,7 +331,7 @@ async def test_without_memory_nothing_is_decoded_and_no_slot_taken(world: World)
 
 
 @pytest.mark.parametrize(("image_format", "size"), [("JPEG", (8000, 2000)), ("JPEG", (2040, 2040)), ("PNG", (3000, 2000))])
-def test_a_crop_takes_no_more_memory_than_was_reserved(image_format: str, size: tuple[int, int]) -> None:
+def test_crop_takes_no_more_memory_than_was_reserved(image_format: str, size: tuple[int, int]) -> None:
     data = encode(Image.new("RGB", size, "teal"), image_format)
     command = [sys.executable, "-c", MEASURE]
     output = subprocess.run(command, input=data, cwd=ROOT, capture_output=True, check=True).stdout
@@ -393,17 +340,42 @@ def test_a_crop_takes_no_more_memory_than_was_reserved(image_format: str, size: 
     assert reserved / 2 < taken < reserved + 8_000_000
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"\xff\xd8\xff" + bytes((1 << 20) - 3), True),
-        (b"\xff\xd8\xff" + bytes((1 << 20) - 2), False),
-        (b"\xff\xd8\xff", True),
-        (file(NOISE, "PNG"), False),
-        (file(NOISE, "WEBP"), False),
-        (b"", False),
-    ],
-    ids=["JPEG of 1 MiB", "larger JPEG", "start of a JPEG", "PNG", "WebP", "empty"],
-)
-def test_only_a_small_jpeg_is_quick_to_check(data: bytes, *, expected: bool) -> None:
-    assert is_quick_to_check(data) is expected
+def test_only_a_small_jpeg_is_quick_to_check() -> None:
+    start = b"\xff\xd8\xff"
+    assert [is_quick_to_check(start + bytes(more)) for more in (0, (1 << 20) - 3, (1 << 20) - 2)] == [True, True, False]
+    assert not is_quick_to_check(IMAGES["PNG"])
+
+
+PARTS = {resize: spec("TYPE_UINT8", [64, 64, 3], resize=resize) for resize in ("letterbox", "center_crop")}
+CALL = CallContext(Deadline.after(60), Timing(), "abc")
+
+
+@pytest.mark.parametrize(("resize", "is_copied"), [("letterbox", False), ("center_crop", True)])
+def test_copies_of_a_part_count_as_memory_of_images(monkeypatch: pytest.MonkeyPatch, resize: str, *, is_copied: bool) -> None:
+    space = workspace(Transport("inline"))._replace(memory=MemoryBudget(TABLE, "parts", 1))
+    image, counted = np.zeros((400, 500, 3), np.uint8), list[int]()
+    monkeypatch.setattr(preprocess, "write_pixels", lambda *_: counted.append(space.memory.used_bytes))
+    corners = np.array([[0, 0], [400, 0], [400, 300], [0, 300]], np.float32)
+    for part in (Patch(image, box=(0, 0, 400, 300)), Patch(image, corners=corners)):
+        with Lease() as lease:
+            fill_from_patch(part, PARTS[resize], space, CALL, lease)
+
+    assert [used >= 400 * 300 * 3 for used in counted] == [is_copied, True]
+    assert space.memory.used_bytes == 0
+
+
+def test_large_part_is_cropped_from_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, columns = np.mgrid[:2400, :3200]
+    image = np.stack([rows // 10, columns // 13, (rows + columns) // 23], axis=-1).astype(np.uint8)
+    part, space, used = Patch(image, box=(10, 20, 3190, 2390)), workspace(Transport("inline")), list[int]()
+    space = space._replace(memory=MemoryBudget(TABLE, "parts", 2**30))
+    monkeypatch.setattr(preprocess, "write_pixels", lambda *_: used.append(space.memory.used_bytes))
+
+    def fill_part() -> NDArray[np.int_]:
+        with Lease() as lease:
+            return fill_from_patch(part, PARTS["center_crop"], space, CALL, lease)[0].tensor.astype(int)
+
+    small = fill_part()
+    monkeypatch.setattr(preprocess, "shrink", lambda pixels, _: np.ascontiguousarray(pixels))
+    assert np.abs(small - fill_part()).max() <= 1
+    assert used[0] < used[1] / 16

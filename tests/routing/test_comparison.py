@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.model.spec import ModelSpec
-from app.pipeline.results import Classifications, Detections
+from app.pipeline.results import Classifications, Detections, Embedding, TaskResult
 from app.routing.comparison import compare
 from tests.fakes.triton import SPEC
 
 ANIMALS = msgspec.structs.replace(SPEC, labels=("cat", "dog"))
 OTHERS = msgspec.structs.replace(SPEC, labels=("bird", "cat"))
 HERE, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (20, 20, 30, 30)
+NOTHING = ((5, 5, 5, 5), 0.5, 0)
 Box = tuple[tuple[float, ...], float, int]
 """A box, its score and its class."""
 
@@ -29,6 +30,10 @@ def answer(*boxes: Box, spec: ModelSpec = ANIMALS) -> Detections:
 
 def classified(*class_ids: int, spec: ModelSpec = ANIMALS) -> Classifications:
     return Classifications(np.array(class_ids, np.int32), np.array([0.75, 0.25][: len(class_ids)], np.float32), 40, 40, spec, "1")
+
+
+def described(*vector: float) -> Embedding:
+    return Embedding(np.array(vector, np.float32), 1.0, 40, 40, ANIMALS, "1")
 
 
 def test_boxes_match_by_class_and_overlap() -> None:
@@ -50,30 +55,11 @@ def test_classes_match_by_name() -> None:
     assert (found.missing, found.additional) == (Counter(), Counter(bird=1))
 
 
-@pytest.mark.parametrize(("height", "matches"), [(5, 1), (4.9, 0)])
-def test_boxes_match_from_an_overlap_of_half_of_their_union(height: float, matches: int) -> None:
-    assert len(compare(answer((HERE, 0.5, 0)), answer(((0, 0, 10, height), 0.5, 0))).matches) == matches
-
-
-def test_a_box_matches_only_one_and_the_best_overlap_comes_first() -> None:
+def test_box_matches_once_and_the_best_overlap_comes_first() -> None:
     found = compare(answer((HERE, 0.5, 0)), answer((NEAR, 0.75, 0), (HERE, 0.25, 0)))
 
     assert [match.iou for match in found.matches] == [1]
     assert found.additional == Counter(cat=1)
-
-
-@pytest.mark.parametrize("boxes", [[], [(HERE, 0.5, 0)], [((5, 5, 5, 5), 0.5, 0)]])
-def test_an_answer_without_boxes_lacks_all(boxes: list[Box]) -> None:
-    found = compare(answer(*boxes), answer())
-
-    assert (found.matches, found.missing.total(), found.additional.total()) == ([], len(boxes), 0)
-    assert found.agreement == (0 if boxes else 1)
-
-
-def test_boxes_without_area_match_nothing() -> None:
-    nothing = answer(((5, 5, 5, 5), 0.5, 0))
-
-    assert compare(nothing, nothing).agreement == 0
 
 
 @pytest.mark.parametrize(
@@ -83,13 +69,18 @@ def test_boxes_without_area_match_nothing() -> None:
         (classified(0, 1), classified(1, 0), 0),
         (classified(0), classified(1, spec=OTHERS), 1),
         (classified(0), classified(), 0),
+        (described(1, 0), described(0.6, 0.8), 1),
+        (described(1, 0), described(0, 1), 0),
+        (described(1, 0), described(1, 0, 0), 0),
+        (answer(), answer(), 1),
+        (answer((HERE, 0.75, 0)), answer(), 0),
+        (answer(NOTHING), answer(NOTHING), 0),  # boxes without area match nothing
+        (answer((HERE, 0.5, 0)), answer(((0, 0, 10, 5), 0.5, 0)), 1),  # from half of the union on
+        (answer((HERE, 0.5, 0)), answer(((0, 0, 10, 4.9), 0.5, 0)), 0),
     ],
 )
-def test_a_classification_counts_by_its_first_class(first: Classifications, second: Classifications, agreement: float) -> None:
-    found = compare(first, second)
-
-    assert found.agreement == agreement
-    assert [match.scores for match in found.matches] == [(0.75, 0.75)] * int(agreement)
+def test_answers_agree_by_overlap_first_class_or_cosine(first: TaskResult, second: TaskResult, agreement: float) -> None:
+    assert compare(first, second).agreement == agreement
 
 
 _SIDES = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 6), st.integers(1, 6))

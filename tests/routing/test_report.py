@@ -44,45 +44,27 @@ def text(table: WorkerTable) -> bytes:
     return render(metrics.collect(), "")[0]
 
 
-def test_the_table_has_a_row_for_each_class_and_for_all(text: bytes) -> None:
+def test_table_has_a_row_for_each_class_and_for_all(text: bytes) -> None:
     with http.answering(text) as url:
         assert report(url, [None], "door", None) == TABLE
-
-
-def test_model_that_was_never_compared_has_counts_and_no_table(text: bytes) -> None:
-    with http.answering(text) as url:
         assert report(url, [None], "gate", None) == "images for big: 0 compared, 0 dropped, 9 failed"
+        with pytest.raises(CommandError, match="no image of a route hall"):
+            report(url, [None], "hall", None)
 
 
-def test_a_route_without_a_shadow_is_told(text: bytes) -> None:
-    with http.answering(text) as url, pytest.raises(CommandError, match="no image of a route hall"):
-        report(url, [None], "hall", None)
-
-
-def test_the_key_comes_from_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "secret"
+@pytest.mark.parametrize(("status", "is_socket"), [(401, False), (403, True)])
+def test_key_comes_from_a_file(tmp_path: Path, status: int, *, is_socket: bool) -> None:
+    file, path = tmp_path / "secret", tmp_path / "api.sock" if is_socket else None
     file.write_text("ops.secret\n", encoding="utf-8")
-    with scripted(401) as server, pytest.raises(CommandError, match="--key-file"):
-        report(server.url, [None], "door", file)
+    with scripted(status, path=path) as server, pytest.raises(CommandError, match="--key-file"):
+        report("http://127.0.0.1:1" if is_socket else server.url, [path], "door", file)
 
     assert re.search(rb"GET /metrics .*X-API-Key: ops.secret\r\n", server.asked[0], re.DOTALL)
 
 
-def test_a_missing_file_of_the_key_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="secret: No such file or directory"):
-        report("http://127.0.0.1:1", [None], "door", tmp_path / "secret")
-
-
-def test_no_gateway_is_told() -> None:
+def test_missing_gateway_or_key_is_told(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-
     with pytest.raises(CommandError, match=f"no gateway answers at {url}"):
         report(url, [None], "door", None)
-
-
-def test_a_gateway_on_a_socket_is_asked_there(tmp_path: Path) -> None:
-    path = tmp_path / "api.sock"
-    with scripted(403, path=path) as server, pytest.raises(CommandError, match="--key-file"):
-        report("http://127.0.0.1:1", [path], "door", None)
-
-    assert len(server.asked) == 1
+    with pytest.raises(CommandError, match="secret: No such file or directory"):
+        report(url, [None], "door", tmp_path / "secret")

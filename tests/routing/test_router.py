@@ -14,7 +14,6 @@ import pytest
 from app.errors import (
     CircuitOpen,
     DeadlinePassed,
-    GatewayError,
     GatewayFull,
     InvalidImage,
     InvalidParameter,
@@ -27,7 +26,6 @@ from app.errors import (
 from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, Decoded, TaskOptions
-from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.routing import router
@@ -36,7 +34,7 @@ from app.routing.router import Choice, Router
 from app.routing.routes import Routes
 from app.telemetry.timing import Timing
 from app.triton.status import NotLoadedYet
-from tests.fakes.triton import CONFIG, FakeTriton, infer_response
+from tests.fakes.triton import FakeTriton, config_with, infer_response
 from tests.support import METRICS, SCENE, captured_log, eventually
 from tests.world import OPTIONS, World, open_world
 
@@ -69,7 +67,7 @@ class Versions(FakeTriton):
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         if labels := self.labels.get(request.version):
-            self.config = {**CONFIG, "parameters": {"labels": {"string_value": labels}}}
+            self.config = config_with(labels=labels)
         return await super().ModelConfig(request, context)
 
     @property
@@ -119,6 +117,10 @@ class Remembering:
         return self._known[spec.reference]
 
 
+def context(seconds: float = 30, key: str = "") -> CallContext:
+    return CallContext(Deadline.after(seconds), Timing(), "id", route_key=key)
+
+
 class Routed:
     """A worker with a route to version 2 of a model."""
 
@@ -134,21 +136,21 @@ class Routed:
         self.router.routes.put(NAME, Route(to, **others))
 
     async def ask(self, data: bytes = SCENE, seconds: float = 30, key: str = "", **options: Any) -> Detections:  # noqa: ANN401
-        call = CallContext(Deadline.after(seconds), Timing(), "id", route_key=key)
-        return await self.world.pipeline.run(data, OPTIONS._replace(model=NAME, **options), call)
+        return await self.world.pipeline.run(data, OPTIONS._replace(model=NAME, **options), context(seconds, key))
 
     async def versions(self, requests: int, **options: Any) -> str:  # noqa: ANN401
         return "".join([(await self.ask(**options)).version for _ in range(requests)])
 
     def choose(self, key: str = "") -> Choice:
-        choice = self.router.choose(NAME, CallContext(Deadline.after(30), Timing(), "id", route_key=key))
+        choice = self.router.choose(NAME, context(key=key))
         assert choice is not None
         return choice
 
     @property
     def counted(self) -> dict[tuple[str, ...], float]:
         """Requests by model, part and status."""
-        return {labels: value - self.counted_before.get(labels, 0) for labels, value in self._counted().items()}
+        counts = {labels: value - self.counted_before.get(labels, 0) for labels, value in self._counted().items()}
+        return {labels: count for labels, count in counts.items() if count}
 
     def _counted(self) -> dict[tuple[str, ...], float]:
         samples = [sample for family in METRICS.collect() for sample in family.samples if sample.name == "api_route_requests_total"]
@@ -170,7 +172,7 @@ async def routed(tmp_path: Path) -> AsyncIterator[Routed]:
         yield Routed(world, fake, tmp_path / "routes.toml")
 
 
-async def test_the_model_of_the_route_answers(routed: Routed) -> None:
+async def test_model_of_the_route_answers(routed: Routed) -> None:
     routed.put()
     found = await routed.ask()
     assert (found.spec.name, found.version) == ("tiny", "2")
@@ -178,22 +180,26 @@ async def test_the_model_of_the_route_answers(routed: Routed) -> None:
 
     assert [routed.world.pipeline.is_known(name) for name in (NAME, "unheard-of")] == [True, False]
     assert routed.world.pipeline.log_fields(NAME) == {"route_name": NAME, "model": "tiny:2"}
-    assert {key: count for key, count in routed.counted.items() if count} == {("tiny:2", "default", "200"): 1}
+    assert routed.counted == {("tiny:2", "default", "200"): 1}
 
 
-async def test_a_target_without_a_version_is_the_default_version(routed: Routed) -> None:
+async def test_target_without_a_version_is_the_default_version(routed: Routed) -> None:
+    """Also where a route is the default model."""
     routed.put("tiny")
-    routed.fake.config = {**CONFIG, "parameters": {"default_version": {"string_value": "1"}}}
-    assert await routed.versions(1) == "1"
-    routed.fake.config = {**CONFIG, "parameters": {"default_version": {"string_value": "3"}}}
-    routed.world.pipeline.tritons.read_again()
+    routed.world.pipeline.default_model = NAME
+    for version in ("1", "3"):
+        routed.fake.config = config_with(default_version=version)
+        routed.world.pipeline.tritons.read_again()
+        await routed.world.pipeline.read_default_reference()
+        await eventually(lambda version=version: routed.world.pipeline.refer_to(NAME, None) == f"tiny:{version}")  # type: ignore[misc]
+        await routed.world.pipeline.warm_up()
 
-    await eventually(lambda: routed.world.pipeline.refer_to(NAME, None) == "tiny:3")
-    assert await routed.versions(1) == "3"
+    assert routed.fake.asked == ["tiny:1", "tiny:3"]
+    assert routed.world.pipeline.default_reference == "tiny:3"
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.05, 0.29, 0.5, 1.0])
-async def test_a_share_is_exact(routed: Routed, share: float) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.29, 1.0])
+async def test_share_is_exact(routed: Routed, share: float) -> None:
     routed.put(canary=Canary("tiny:3", share))
     parts = [routed.choose().part for _ in range(2000)]
 
@@ -202,7 +208,7 @@ async def test_a_share_is_exact(routed: Routed, share: float) -> None:
     assert set(parts) <= {"canary", "default"}
 
 
-async def test_a_key_decides_alone(routed: Routed) -> None:
+async def test_key_decides_alone(routed: Routed) -> None:
     keys = [f"camera-{number}" for number in range(10_000)]
     canaries = {}
     for share in (0.05, 0.3):
@@ -212,61 +218,72 @@ async def test_a_key_decides_alone(routed: Routed) -> None:
         assert abs(len(chosen) - share * 10_000) <= 3 * math.sqrt(10_000 * share * (1 - share))
         canaries[share] = chosen
     assert canaries[0.05] < canaries[0.3]
-    key = min(canaries[0.05])
-    routed.put(canary=Canary("tiny:3", 0.3))
 
-    assert await routed.versions(3, key=key) == "333"
+    assert await routed.versions(3, key=min(canaries[0.05])) == "333"
     assert await routed.versions(3, key=min(set(keys) - canaries[0.3])) == "222"
 
 
-async def test_a_request_for_a_version_gets_it(routed: Routed) -> None:
+async def test_request_for_a_version_gets_it(routed: Routed) -> None:
     """It never gets the canary, tells nothing about the route's models, and makes no metric: there are many numbers."""
     routed.put(canary=Canary("tiny:3", 1), shadow=Shadow("big", 0.5), fallback="tiny:3")
     assert await routed.versions(2, version=1) == "11"
+    assert await batch(routed, 2, version=1) == ["1"] * 2
     routed.fake.sick = {"tiny:1"}
     with pytest.raises(TritonUnavailable):
         await routed.ask(version=1)
     with pytest.raises(UnknownVersion, match="tiny has no version 7"):
         await routed.ask(version=7)
 
-    assert not any(routed.counted.values())
     assert routed.world.pipeline.refer_to(NAME, 1) == "tiny:1"
-    assert not routed.notes.noted
-    assert not routed.notes.offered
+    assert routed.counted == {}
+    assert routed.notes.noted == routed.notes.offered == []
 
 
-async def test_a_withdrawn_canary_gets_nothing(routed: Routed) -> None:
-    routed.put(canary=Canary("tiny:3", 1))
-    assert await routed.versions(2) == "33"
-    routed.notes.is_withdrawn = True
+@pytest.mark.parametrize(
+    ("what", "noted"),
+    [
+        ("is sick", [(True, True), (False, False)] * 2),
+        ("is missing", [(True, True), (False, False)] * 2),
+        ("has an open circuit", [(True, True), (False, False)] * 2),
+        ("has no place", [(False, False)] * 2),
+        ("is being loaded", [(False, False)] * 2),  # otherwise many requests during the load would have it withdrawn
+        ("is withdrawn", [(False, False)] * 2),
+    ],
+)
+async def test_default_answers_when_the_canary_cannot(
+    routed: Routed, monkeypatch: pytest.MonkeyPatch, what: str, noted: list[tuple[bool, bool]]
+) -> None:
+    routed.put(canary=Canary("tiny:3", 1), shadow=Shadow("big", 0.5))
+    run_model = routed.world.pipeline.run_model
+
+    async def fail(model: str, *others: Any) -> Any:  # noqa: ANN401
+        if model == "tiny:2":
+            return await run_model(model, *others)
+        if what == "is being loaded":
+            raise NotLoadedYet("the model is being loaded")
+        raise GatewayFull("as many requests as can be answered in time are in progress", "requests", 1)
+
+    if what == "is sick":
+        routed.fake.sick = {"tiny:3"}
+    elif what == "has an open circuit":
+        await routed.open_circuit("3")
+    elif what == "is missing":
+        routed.fake.missing = {"new"}
+        routed.put(canary=Canary("new", 1), shadow=Shadow("big", 0.5))
+    elif what == "is withdrawn":
+        assert await routed.versions(1) == "3"
+        routed.notes.is_withdrawn = True
+        routed.notes.noted.clear()
+    else:
+        monkeypatch.setattr(routed.world.pipeline, "run_model", fail)
 
     assert await routed.versions(2) == "22"
+    assert routed.notes.noted == noted
+    assert [(name, data) for name, data, _ in routed.notes.offered] == [(NAME, SCENE)] * 2
+    assert routed.counted["tiny:2", "default", "200"] == 2
 
 
-async def test_the_default_answers_when_the_canary_fails(routed: Routed) -> None:
-    routed.put(canary=Canary("tiny:3", 0.5), shadow=Shadow("big", 0.5))
-    routed.fake.sick = {"tiny:3"}
-    assert await routed.versions(4) == "2222"
-
-    assert routed.fake.asked == ["tiny:2", "tiny:3", "tiny:2", "tiny:3", "tiny:2"]
-    assert routed.notes.noted == [(False, False), (True, True), (False, False)] * 2
-    assert [(name, data) for name, data, _ in routed.notes.offered] == [(NAME, SCENE)] * 4
-    counted = {key: count for key, count in routed.counted.items() if count}
-    assert counted == {("tiny:2", "default", "200"): 4, ("tiny:3", "canary", "503"): 2}
-
-
-async def test_the_default_answers_when_the_canary_is_missing_or_its_circuit_is_open(routed: Routed) -> None:
-    routed.fake.missing = {"new"}
-    routed.put(canary=Canary("new", 1))
-    assert await routed.versions(2) == "22"
-    await routed.open_circuit("3")
-    routed.put(canary=Canary("tiny:3", 1))
-
-    assert await routed.versions(2) == "22"
-    assert routed.notes.noted == [(True, True), (False, False)] * 4
-
-
-async def test_the_default_answers_what_the_canary_cannot(routed: Routed) -> None:
+async def test_default_answers_what_the_canary_lacks(routed: Routed) -> None:
     """That the canary lacks a class is no failure; that the default lacks it, too, is the caller's mistake."""
     routed.fake.labels = {"2": "cat,dog", "3": "cat,fox"}
     routed.put(canary=Canary("tiny:3", 1))
@@ -274,40 +291,22 @@ async def test_the_default_answers_what_the_canary_cannot(routed: Routed) -> Non
     assert (await routed.ask(classes=["fox"])).version == "3"
     with pytest.raises(InvalidParameter):
         await routed.ask(classes=["cow"])
-
     assert routed.notes.noted == [(False, False), (True, False)]
-
-
-async def test_a_bad_image_is_not_tried_again(routed: Routed) -> None:
-    routed.put(canary=Canary("tiny:3", 1), fallback="tiny:1")
+    routed.fake.requests.clear()
     with pytest.raises(InvalidImage):
         await routed.ask(SCENE[:100])
-
-    assert not routed.notes.noted
     assert not routed.fake.asked
 
 
-async def test_default_is_not_tried_after_the_deadline(routed: Routed) -> None:
-    routed.put(canary=Canary("tiny:3", 1))
-    await routed.ask()
-    routed.fake.requests.clear()
-    routed.fake.may_answer.clear()
-    with pytest.raises(GatewayError) as failed:
-        await routed.ask(seconds=0.05)
-    routed.fake.may_answer.set()
-
-    assert failed.value.status == 504
-    assert routed.fake.asked == ["tiny:3"]
-
-
 @pytest.mark.parametrize(("usual", "noted"), [(30, []), (0.1, [(True, True)])])
-async def test_a_caller_that_gives_little_time_does_not_make_a_canary_fail(
+async def test_deadline_of_a_caller_that_gives_little_time_is_no_failure_of_the_canary(
     routed: Routed, usual: float, noted: list[tuple[bool, bool]]
 ) -> None:
-    """Otherwise one that chooses `timeout_ms` and `X-Route-Key` could have any canary withdrawn."""
+    """Otherwise one that chooses `timeout_ms` and `X-Route-Key` could have any canary withdrawn. The default is not tried then."""
     routed.put(canary=Canary("tiny:3", 1))
     await routed.ask()
     routed.notes.noted.clear()
+    routed.fake.requests.clear()
     routed.world.pipeline.limits = routed.world.pipeline.limits._replace(timeout_seconds=usual)
     routed.fake.may_answer.clear()
     with pytest.raises(DeadlinePassed):
@@ -315,24 +314,10 @@ async def test_a_caller_that_gives_little_time_does_not_make_a_canary_fail(
     routed.fake.may_answer.set()
 
     assert routed.notes.noted == noted
+    assert routed.fake.asked == ["tiny:3"]
 
 
-async def test_a_canary_that_is_being_loaded_does_not_fail(routed: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of models on demand: otherwise many requests during the load would have it withdrawn."""
-    routed.put(canary=Canary("tiny:3", 1))
-    prepare = Pipeline.prepare
-
-    async def prepare_others(pipeline: Pipeline, model: str, *given: Any) -> ModelSpec:  # noqa: ANN401
-        if model == "tiny:3":
-            raise NotLoadedYet("the model is being loaded")
-        return await prepare(pipeline, model, *given)
-
-    monkeypatch.setattr(Pipeline, "prepare", prepare_others)
-    assert await routed.versions(2) == "22"
-    assert routed.notes.noted == [(False, False)] * 2
-
-
-async def test_an_answer_from_the_cache_tells_nothing_of_a_canary(routed: Routed) -> None:
+async def test_answer_from_the_cache_tells_nothing_of_a_canary(routed: Routed) -> None:
     """Otherwise a canary without cached answers would seem slow beside a default that has them."""
     routed.put(canary=Canary("tiny:3", 0.5))
     routed.world.pipeline.cache = Remembering()
@@ -341,21 +326,8 @@ async def test_an_answer_from_the_cache_tells_nothing_of_a_canary(routed: Routed
     assert routed.notes.noted == [(False, False), (True, False)]
 
 
-async def test_the_default_answers_when_the_canary_has_no_place(routed: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
-    routed.put(canary=Canary("tiny:3", 1))
-    run_model = routed.world.pipeline.run_model
-
-    async def reject(model: str, *others: Any) -> Any:  # noqa: ANN401
-        if model != "tiny:2":
-            raise GatewayFull("as many requests as can be answered in time are in progress", "requests", 1)
-        return await run_model(model, *others)
-
-    monkeypatch.setattr(routed.world.pipeline, "run_model", reject)
-    assert await routed.versions(2) == "22"
-    assert routed.notes.noted == [(False, False)] * 2
-
-
-async def test_the_fallback_answers_while_the_circuit_is_open(routed: Routed) -> None:
+async def test_fallback_answers_while_the_circuit_is_open(routed: Routed) -> None:
+    """Without one, that is an error."""
     routed.put(fallback="other:1")
     routed.fake.sick = {"tiny:2"}
     outcomes = []
@@ -367,26 +339,18 @@ async def test_the_fallback_answers_while_the_circuit_is_open(routed: Routed) ->
     assert outcomes == ["failed"] * 4 + ["other:1"] * 3
     assert routed.world.pipeline.refer_to(NAME, None) == "other:1"
     assert routed.world.pipeline.refer_to(NAME, 2) == "tiny:2"
-    routed.fake.sick.clear()
-
-    await eventually(lambda: routed.world.pipeline.refer_to(NAME, None) == "tiny:2")
-    assert (await routed.ask()).version == "2"
-
-
-async def test_without_a_fallback_an_open_circuit_is_an_error(routed: Routed) -> None:
+    routed.fake.sick.add("tiny:3")
+    routed.put(canary=Canary("tiny:3", 1), fallback="other:1")
+    assert await routed.versions(1) == "1"
+    assert routed.notes.noted == [(True, True)]
     routed.put()
-    await routed.open_circuit()
     with pytest.raises(CircuitOpen):
         await routed.ask()
+    routed.fake.sick.clear()
 
-
-async def test_the_fallback_answers_after_a_canary_and_a_default_that_fail(routed: Routed) -> None:
-    await routed.open_circuit()
-    routed.put(canary=Canary("tiny:3", 1), fallback="tiny:1")
-    routed.fake.sick.add("tiny:3")
-
-    assert await routed.versions(2) == "11"
-    assert routed.notes.noted == [(True, True)] * 2
+    await eventually(lambda: routed.world.pipeline.tritons.is_usable("tiny:2"))
+    routed.put(fallback="other:1")
+    assert (await routed.ask()).version == "2"
 
 
 async def test_errors_name_the_route(routed: Routed) -> None:
@@ -396,9 +360,7 @@ async def test_errors_name_the_route(routed: Routed) -> None:
         await routed.ask()
     routed.put()
     with pytest.raises(WrongTask, match=f"^{NAME} stands for tiny:2: tiny is "):
-        await routed.world.pipeline.run(
-            SCENE, TaskOptions("classification", NAME, 0.5), CallContext(Deadline.after(30), Timing(), "id")
-        )
+        await routed.world.pipeline.run(SCENE, TaskOptions("classification", NAME, 0.5), context())
     routed.fake.model_refusal = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'late' is not ready"
     routed.put("late")
     with pytest.raises(ModelNotReady, match=f"^{NAME} stands for late: "):
@@ -406,8 +368,7 @@ async def test_errors_name_the_route(routed: Routed) -> None:
 
 
 async def open_batch(routed: Routed, images: int, **options: Any) -> BatchRequest[Detections]:  # noqa: ANN401
-    call = CallContext(Deadline.after(30), Timing(), "id")
-    return await BatchRequest.open(routed.world.pipeline, [SCENE] * images, OPTIONS._replace(model=NAME, **options), call)
+    return await BatchRequest.open(routed.world.pipeline, [SCENE] * images, OPTIONS._replace(model=NAME, **options), context())
 
 
 async def answers(opened: BatchRequest[Detections]) -> list[str]:
@@ -427,49 +388,27 @@ async def batch(routed: Routed, images: int, **options: Any) -> list[str]:  # no
     return await answers(await open_batch(routed, images, **options))
 
 
-async def test_a_batch_goes_to_one_model(routed: Routed) -> None:
+async def test_batch_goes_to_one_model_and_what_fails_to_another_like_single_images(routed: Routed) -> None:
     routed.put(canary=Canary("tiny:3", 0.5), shadow=Shadow("big", 0.5))
-    answered = [await batch(routed, 3) for _ in range(4)]
-    assert answered == [["2"] * 3, ["3"] * 3] * 2
-
+    assert [await batch(routed, 3) for _ in range(4)] == [["2"] * 3, ["3"] * 3] * 2
     assert Counter(routed.notes.noted) == {(False, False): 6, (True, False): 6}
     assert len(routed.notes.offered) == 6
-    assert await batch(routed, 2, version=1) == ["1"] * 2
-
-
-async def test_images_of_a_batch_are_answered_by_another_model_like_single_ones(routed: Routed) -> None:
     routed.fake.sick = {"tiny:3"}
     routed.put(canary=Canary("tiny:3", 1))
     assert await batch(routed, 3) == ["2"] * 3
-    assert "tiny:3" in routed.fake.asked
     routed.fake.missing = {"new"}
     routed.put(canary=Canary("new", 1))
     assert await batch(routed, 3) == ["2"] * 3
-    await routed.open_circuit()
-    routed.put(fallback="other:1")
-
-    assert await batch(routed, 2) == ["1"] * 2
-
-
-async def test_images_of_a_batch_go_to_the_fallback_once_the_circuit_is_open(routed: Routed) -> None:
     routed.put(fallback="other:1")
     opened = await open_batch(routed, 2)
     await routed.open_circuit()
 
     assert await answers(opened) == ["1"] * 2
     assert set(routed.fake.asked) == {"other:1"}
+    assert await batch(routed, 2) == ["1"] * 2
 
 
-async def test_a_default_model_may_be_a_route(routed: Routed) -> None:
-    routed.put()
-    routed.world.pipeline.default_model = NAME
-    await routed.world.pipeline.warm_up()
-
-    assert routed.fake.asked == ["tiny:2"]
-    assert routed.world.pipeline.default_reference == "tiny:2"
-
-
-async def test_a_route_hides_a_model_of_its_name(routed: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_route_hides_a_model_of_its_name(routed: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
     log = captured_log(monkeypatch, router)
     routed.put()
     routed.fake.index = [(NAME, "1", "READY", ""), ("tiny", "1", "READY", "")]

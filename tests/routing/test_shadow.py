@@ -64,15 +64,20 @@ class TwoModels(FakeTriton):
 class Door:
     """A route to `tiny` whose shadow is `big`."""
 
-    def __init__(self, world: World, triton: TwoModels, table: WorkerTable, share: float = 1.0, keep: str = "") -> None:
+    def __init__(self, world: World, triton: TwoModels, table: WorkerTable) -> None:
         self.world, self.triton = world, triton
         self.metrics = Metrics(table, "0")
         self.shadows = Shadows(world.pipeline, self.metrics)
-        routes: Any = SimpleNamespace(known={"door": Route("tiny", shadow=Shadow("big", share, keep))})
-        world.pipeline.router = Router(routes, world.pipeline, self.metrics, CanaryWatch(routes, self.metrics), self.shadows)
+        self.routes: Any = SimpleNamespace(known={})
+        self.put(Shadow("big", 1.0))
+        canaries = CanaryWatch(self.routes, self.metrics)
+        world.pipeline.router = Router(self.routes, world.pipeline, self.metrics, canaries, self.shadows)
 
-    async def ask(self, data: bytes = SCENE, after: list[Callable[[], object]] | None = None) -> Detections:
-        return await self.world.pipeline.run(data, OPTIONS, CallContext(Deadline.after(30), Timing(), "abc", after_answer=after))
+    def put(self, shadow: Shadow) -> None:
+        self.routes.known["door"] = Route("tiny", shadow=shadow)
+
+    async def ask(self, after: list[Callable[[], object]] | None = None) -> Detections:
+        return await self.world.pipeline.run(SCENE, OPTIONS, CallContext(Deadline.after(30), Timing(), "abc", after_answer=after))
 
     @property
     def asked(self) -> int:
@@ -102,42 +107,26 @@ class Door:
 
 
 @pytest.fixture
-def triton() -> TwoModels:
-    return TwoModels()
-
-
-@pytest.fixture
-async def world(triton: TwoModels) -> AsyncIterator[World]:
-    async with open_world(triton, mode="inline") as made:
+async def door(table: WorkerTable) -> AsyncIterator[Door]:
+    triton = TwoModels()
+    async with open_world(triton, mode="inline") as world:
+        made = Door(world, triton, table)
         yield made
+        triton.may_answer.set()
+        await made.shadows.close()
 
 
-@pytest.fixture
-async def door(world: World, triton: TwoModels, table: WorkerTable) -> AsyncIterator[Door]:
-    made = Door(world, triton, table)
-    yield made
-    triton.may_answer.set()
-    await made.shadows.close()
-
-
-async def test_the_second_model_is_asked_after_the_answer(door: Door) -> None:
+async def test_second_model_is_asked_after_the_answer_and_compared_in_metrics(door: Door) -> None:
     after: list[Callable[[], object]] = []
     found = await door.ask(after=after)
     await door.world.round_trip()
-
     assert found.scores.tolist() == [0.75, 0.5]
-    assert door.asked == 0
-    assert door.world.used_bytes == len(SCENE)
+    assert (door.asked, door.world.used_bytes) == (0, len(SCENE))
     (begin,) = after
     begin()
     await door.until(compared=1)
+
     assert door.asked == 1
-
-
-async def test_the_answers_are_compared_in_metrics(door: Door) -> None:
-    await door.ask()
-    await door.until(compared=1)
-
     assert door.read("api_shadow_boxes_total") == {
         '{class="1",result="matched"}': 1,
         '{class="0",result="missing"}': 1,
@@ -146,93 +135,69 @@ async def test_the_answers_are_compared_in_metrics(door: Door) -> None:
     assert door.read("api_shadow_iou_sum") == {'{class="1"}': 0.75}
     assert door.read("api_shadow_score_sum") == {'{answer="given",class="1"}': 0.75, '{answer="shadow",class="1"}': 0.5}
     assert door.read("api_shadow_infer_seconds_count") == {'{answer="given"}': 1, '{answer="shadow"}': 1}
+    paces = {name: queue.pace() for name, queue in door.world.admission.queues.items()}
+    assert paces["tiny"] > 0 == paces["big"]  # its durations set no limit, because it waits for all else
 
 
-async def test_the_share_is_exact(world: World, triton: TwoModels, table: WorkerTable) -> None:
-    door = Door(world, triton, table, share=0.29)
+async def test_share_is_exact_also_of_images_of_batches(door: Door) -> None:
+    door.put(Shadow("big", 0.29))
     for _ in range(20):
         await door.ask()
     await door.until(compared=5)
-
-
-async def test_images_of_batches_are_compared(door: Door) -> None:
     after: list[Callable[[], object]] = []
     call = CallContext(Deadline.after(30), Timing(), "abc", after_answer=after)
-    batch = await BatchRequest.open(door.world.pipeline, [SCENE, b"junk", SCENE], OPTIONS, call)
+    batch = await BatchRequest.open(door.world.pipeline, [SCENE, b"junk", *[SCENE] * 7], OPTIONS, call)
     async with batch.run(lambda _, found, __: asyncio.sleep(0, found)) as done:
         kinds = [type(await image).__name__ for image in done]
-
-    assert sorted(kinds) == ["Detections", "Detections", "UnsupportedFormat"]
-    assert (len(after), door.asked) == (2, 0)
+    assert sorted(kinds) == [*["Detections"] * 8, "UnsupportedFormat"]
+    assert (len(after), door.asked) == (3, 5)
     for begin in after:
         begin()
-    await door.until(compared=2)
 
-
-async def test_durations_of_a_shadow_set_no_limit(door: Door) -> None:
-    """A shadow waits for all else."""
-    await door.ask()
-    await door.until(compared=1)
-
-    paces = {name: queue.pace() for name, queue in door.world.admission.queues.items()}
-    assert paces["tiny"] > 0 == paces["big"]
+    await door.until(compared=8)
 
 
 async def test_shadow_is_dropped_while_the_gateway_fills(door: Door) -> None:
     await door.ask()
     await door.until(compared=1)
-    queue = door.world.queue
-    permits = [await door.world.admit() for _ in range(int(queue.limit) // 2)]
+    permits = [await door.world.admit() for _ in range(int(door.world.queue.limit) // 2)]
     await door.ask()
     await door.until(compared=1, dropped=1)
     for permit in permits:
         permit.release()
     await door.ask()
     await door.until(compared=2, dropped=1)
-
-
-async def test_shadow_is_dropped_while_memory_is_needed(door: Door) -> None:
     budget = door.world.admission.memory
     with budget.reserve(ANYBODY) as memory:
         memory.add(budget.limit_bytes // 2)
         await door.ask()
-        assert door.results == {"dropped": 1}
+        assert door.results == {"compared": 2, "dropped": 2}
         assert budget.used_bytes == memory.nbytes
-    assert door.asked == 0
 
 
-async def test_a_failing_model_is_counted(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = captured_log(monkeypatch, shadow_module)
-    door.triton.fails = True
-    found = await door.ask()
-    await door.until(failed=1)
-
-    assert len(found.scores) == 2
-    (line,) = log
-    assert (line.method_name, line.kwargs["route"], line.kwargs["model"]) == ("warning", "door", "big")
-    assert line.kwargs["code"] == "inference_failed"
-
-
-async def test_a_failure_leaves_nothing_behind(door: Door) -> None:
+@pytest.mark.parametrize("is_defect", [False, True])
+async def test_failure_is_counted_and_leaves_nothing_behind(
+    door: Door, monkeypatch: pytest.MonkeyPatch, *, is_defect: bool
+) -> None:
     """The image is freed at once, not when the garbage collector finds its error."""
-    door.triton.fails = True
-    with in_cycles(Detections) as kept:
-        await door.ask()
-        await door.until(failed=1)
-
-    assert kept == []
-
-
-async def test_a_defect_is_counted_too(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     log = captured_log(monkeypatch, shadow_module)
-    monkeypatch.setattr(shadow_module, "compare", lambda *_: 1 / 0)
-    await door.ask()
-    await door.until(failed=1)
+    if is_defect:
+        monkeypatch.setattr(shadow_module, "compare", lambda *_: 1 / 0)
+    else:
+        door.triton.fails = True
+    with in_cycles(Detections) as kept:
+        found = await door.ask()
+        await door.until(failed=1)
+        assert len(found.scores) == 2
+        del found
 
-    assert [line.method_name for line in log] == ["exception"]
+    assert [line.method_name for line in log] == ["exception" if is_defect else "warning"]
+    assert is_defect or kept == []
 
 
-async def test_few_images_wait_for_their_answers_to_leave(door: Door) -> None:
+async def test_single_shadow_is_under_way_while_up_to_63_wait(door: Door) -> None:
+    """Also for their answers to leave."""
+    door.triton.may_answer.clear()
     after: list[Callable[[], object]] = []
     for _ in range(70):
         await door.ask(after=after)
@@ -240,19 +205,9 @@ async def test_few_images_wait_for_their_answers_to_leave(door: Door) -> None:
     assert door.world.used_bytes == 64 * len(SCENE)
     for begin in after:
         begin()
-
-    await door.until(dropped=6, compared=64)
-
-
-async def test_single_shadow_is_under_way_while_up_to_63_wait(door: Door) -> None:
-    door.triton.may_answer.clear()
-    for _ in range(70):
-        await door.ask()
     await eventually(lambda: door.triton.running == 1)
     await door.world.round_trip()
-
     assert door.triton.most_running == 1
-    assert door.results == {"dropped": 6}
     await door.world.time.skip(LIMITS.timeout_seconds)
     await eventually(lambda: door.results == {"dropped": 69, "failed": 1})
     door.triton.may_answer.set()  # Triton may use what it has got until it answers
@@ -270,13 +225,13 @@ async def test_shadows_end_with_the_worker(door: Door) -> None:
     assert door.results == {}
 
 
-async def test_the_pictures_that_differ_most_are_kept(world: World, triton: TwoModels, table: WorkerTable, tmp_path: Path) -> None:
-    door = Door(world, triton, table, keep=str(tmp_path))
+async def test_pictures_that_differ_most_are_kept(door: Door, tmp_path: Path) -> None:
+    door.put(Shadow("big", 1.0, str(tmp_path)))
     (tmp_path / "other 0.0000 x.jpg").touch()
     nothing: list[float] = [0] * 6
     half = [NEAR, nothing]
     for boxes in [FIRST, *[SECOND] * 9, half, [nothing, nothing], half]:
-        triton.boxes["big"] = boxes
+        door.triton.boxes["big"] = boxes
         before = sum(door.results.values())
         await door.ask()
         await door.until(compared=before + 1)
@@ -308,26 +263,18 @@ async def test_masks_are_not_kept(door: Door, monkeypatch: pytest.MonkeyPatch) -
     assert kept == [None] * 4
 
 
-async def test_a_picture_that_cannot_be_kept_changes_nothing_else(
-    world: World, triton: TwoModels, table: WorkerTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = captured_log(monkeypatch, shadow_module)
-    door = Door(world, triton, table, keep=str(tmp_path / "missing"))
-    await door.ask()
-    await door.until(compared=1)
-
-    assert [line.kwargs["route"] for line in log] == ["door"]
-
-
-async def test_an_unfinished_picture_is_removed(
-    world: World, triton: TwoModels, table: WorkerTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("folder", ["missing", "."])
+async def test_picture_that_cannot_be_kept_changes_nothing_and_leaves_nothing(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", fail)
-    door = Door(world, triton, table, keep=str(tmp_path))
+    log = captured_log(monkeypatch, shadow_module)
+    door.put(Shadow("big", 1.0, str(tmp_path / folder)))
     await door.ask()
     await door.until(compared=1)
 
+    assert [line.kwargs["route"] for line in log] == ["door"]
     assert not list(tmp_path.iterdir())  # noqa: ASYNC240

@@ -2,31 +2,18 @@
 
 import asyncio
 
-import grpc
-import msgspec
 import numpy as np
 import pytest
 
 from app.errors import DeadlinePassed, InferenceFailed, TritonUnavailable
-from app.resilience import circuit_breaker
 from app.triton.status import Overloaded
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response
-from tests.support import captured_log, eventually
+from tests.pipeline import refusals
+from tests.pipeline.refusals import Refusal
+from tests.support import eventually
 from tests.world import HANG_SECONDS, IMAGE, World
 
-Refusal = tuple[grpc.StatusCode, str]
-
 CONFIG_OF_BATCHES = {**CONFIG, "max_batch_size": 4}
-STOPPING = grpc.StatusCode.UNAVAILABLE, "Server is stopping, scheduler is stopped"
-REFUSED = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"
-BROKEN = grpc.StatusCode.UNAVAILABLE, "Socket closed"
-NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
-GONE = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
-DIED = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
-DENIED = grpc.StatusCode.PERMISSION_DENIED, "Received http2 header with status: 403"
-FULL = grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"
-POISON = grpc.StatusCode.INTERNAL, "the model has failed"
-RESTRICTED = grpc.StatusCode.UNAVAILABLE, "This protocol is restricted"
 
 
 class AnsweringTriton(FakeTriton):
@@ -63,34 +50,26 @@ async def world(world: World) -> World:
     return world
 
 
-async def let_second_take_two(world: World) -> None:
-    """Give the second Triton a model with a smaller maximum batch."""
-    world.fakes[1].config = {**CONFIG_OF_BATCHES, "max_batch_size": 2}
-    world.pool.servers[1].specs.forget("tiny")
-    await world.until_known()
-
-
-async def until_busy(world: World, number: int) -> None:
-    """Send images until the given Triton has had one."""
-    while not world.fakes[number].batches:
+async def until_busy(world: World) -> None:
+    """Send images until the first Triton has had one."""
+    while not world.fake.batches:
         await world.infer()
 
 
-@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED, DENIED, POISON, FULL, NOT_LOADED, GONE])
+@pytest.mark.parametrize("refusal", [refusals.FULL, refusals.FAILED, refusals.NOT_LOADED, refusals.GONE])
 async def test_call_that_one_triton_refuses_goes_to_the_other(world: World, refusal: Refusal) -> None:
     """A retry at another Triton needs no budget."""
     world.max_calls = 100
-    world.fake.refusal = refusal
-    world.fake.model_refusal = refusal
+    world.fake.refusal = world.fake.model_refusal = refusal
 
     assert await world.errors(30) == []
     assert world.fakes[1].images == 30
 
 
-@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED, DENIED])
+@pytest.mark.parametrize("refusal", [refusals.STOPPING, refusals.REFUSED, refusals.BROKEN, refusals.SICK, refusals.DENIED])
 async def test_triton_that_loses_a_call_is_left_out_at_once(world: World, refusal: Refusal) -> None:
     world.fake.refusal = refusal
-    await until_busy(world, 0)
+    await until_busy(world)
     assert world.usable == [False, True]
     lost = world.fake.images
     assert await world.errors(10) == []
@@ -104,36 +83,28 @@ async def test_triton_that_loses_a_call_is_left_out_at_once(world: World, refusa
 
 
 async def test_overloaded_triton_stays_in_use(world: World) -> None:
-    world.fake.refusal = FULL
-    assert await world.errors(30) == []
-    assert world.usable == [True, True]
-    world.fakes[1].refusal = FULL
-    asked = world.fake.images + world.fakes[1].images
-
+    for fake in world.fakes:
+        fake.refusal = refusals.FULL
     with pytest.raises(Overloaded):
         await world.infer()
-    assert world.fake.images + world.fakes[1].images == asked + 2
+
+    assert [fake.images for fake in world.fakes] == [1, 1]
     assert world.usable == [True, True]
 
 
-async def test_last_working_triton_is_not_left_out_at_once(world: World) -> None:
-    """Only five failures in a row open its circuit, as with a single Triton."""
-    world.fake.refusal = REFUSED
-    await until_busy(world, 0)
-    world.fakes[1].refusal = REFUSED
-    for _ in range(4):
+async def test_last_working_triton_is_left_out_after_five_failures(world: World) -> None:
+    world.fake.refusal = refusals.REFUSED
+    await until_busy(world)
+    world.fakes[1].refusal = refusals.REFUSED
+    for is_usable in (True, True, True, True, False):
         with pytest.raises(TritonUnavailable):
             await world.infer()
-    assert world.pool.is_usable("tiny")
-    with pytest.raises(TritonUnavailable):
-        await world.infer()
-
-    assert not world.pool.is_usable("tiny")
+        assert world.pool.is_usable("tiny") is is_usable
 
 
-async def test_an_image_that_fails_everywhere_is_no_fault_of_a_triton(world: World) -> None:
+async def test_image_that_fails_everywhere_is_no_fault_of_a_triton(world: World) -> None:
     for fake in world.fakes:
-        fake.refusal = POISON
+        fake.refusal = refusals.FAILED
     for _ in range(10):
         with pytest.raises(InferenceFailed):
             await world.infer()
@@ -142,7 +113,7 @@ async def test_an_image_that_fails_everywhere_is_no_fault_of_a_triton(world: Wor
 
 
 async def test_triton_whose_model_fails_is_left_out_while_another_runs_it(world: World) -> None:
-    world.fake.refusal = POISON
+    world.fake.refusal = refusals.FAILED
     while world.usable != [False, True]:
         world.server.model("tiny").forget_speed()  # otherwise it is hardly ever chosen again
         assert await world.errors(1) == []
@@ -155,20 +126,7 @@ async def test_triton_whose_model_fails_is_left_out_while_another_runs_it(world:
         await eventually(lambda probes=probes: len(world.fake.requests) >= asked + probes)  # type: ignore[misc]
     assert await world.errors(10) == []
     assert (world.fake.images, world.usable) == (failed, [False, True])
-    world.fake.refusal = None
-
-    await eventually(lambda: world.usable == [True, True])
-
-
-async def test_triton_whose_model_fails_comes_back_when_its_probe_fails_everywhere(world: World) -> None:
-    """Then the model cannot process the blank image, and Triton is not the cause."""
-    world.pool.servers[0].model("tiny")
-    await until_busy(world, 0)
-    circuit = world.pool.servers[0].model("tiny").circuit
-    assert circuit is not None
-    for fake in world.fakes:
-        fake.refusal = POISON
-    circuit.open()
+    world.fakes[1].refusal = refusals.FAILED  # then it cannot process the blank image, and Triton is not the cause
 
     await eventually(lambda: world.usable == [True, True])
 
@@ -194,25 +152,7 @@ async def test_hung_triton_is_left_out_while_the_other_answers(world: World) -> 
     assert world.fake.images > before
 
 
-async def test_slow_triton_is_used_beside_a_fast_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its circuit may open once, until the duration of its calls is known."""
-    log = captured_log(monkeypatch, circuit_breaker)
-    for _ in range(6):
-        world.hold()
-        world.fakes[1].may_answer.set()
-        asking = [asyncio.ensure_future(world.infer(600)) for _ in range(2)]
-        await eventually(lambda: world.running == [1, 0])
-        for _ in range(8):
-            await world.time.skip(HANG_SECONDS / 10)
-            await world.infer(600)
-        world.let_answer()
-        await asyncio.gather(*asking)
-        await eventually(lambda: world.usable == [True, True])
-
-    assert [call.args for call in log].count(("circuit opened",)) <= 1
-
-
-async def test_a_call_that_is_cancelled_is_a_failure_of_its_own_triton_only(world: World) -> None:
+async def test_call_that_is_cancelled_is_a_failure_of_its_own_triton_only(world: World) -> None:
     await world.set_version("2.59.1")
     world.hold()
     first = await world.start(1, HANG_SECONDS * 0.7)
@@ -227,17 +167,8 @@ async def test_a_call_that_is_cancelled_is_a_failure_of_its_own_triton_only(worl
     await asyncio.gather(*others)
 
 
-async def test_single_triton_that_hangs_stays_in_use(world: World) -> None:
-    world.pool.remove(world.pool.servers[1])
-    await world.infer()
-    world.hold()
-    await world.give_up(seconds=0.9 * HANG_SECONDS)
-
-    assert world.usable == [True]
-
-
 @SHARED
-async def test_shared_memory_to_one_and_inline_to_the_other_at_the_same_time(world: World) -> None:
+async def test_memory_is_mapped_by_one_triton_while_the_other_gets_messages(world: World) -> None:
     world.fakes[1].accepts_regions = False
     assert await world.errors(30) == []
 
@@ -245,24 +176,14 @@ async def test_shared_memory_to_one_and_inline_to_the_other_at_the_same_time(wor
     assert near.images
     assert far.images
     assert all("shared_memory_region" in request.inputs[0].parameters for request in near.requests)
-    assert all(not request.raw_input_contents for request in near.requests)
     assert {request.raw_input_contents[0] for request in far.requests} <= {IMAGE.tobytes() * images for images in range(1, 5)}
 
 
 @SHARED
-async def test_restarted_triton_registers_again_and_the_other_does_not(world: World) -> None:
-    assert await world.errors(20) == []
-    assert [len(fake.registrations) for fake in world.fakes] == [1, 1]
-    world.fake.regions.clear()
-    assert await world.errors(20) == []
-
-    assert [len(fake.registrations) for fake in world.fakes] == [2, 1]
-    assert world.usable == [True, True]
-
-
-@SHARED
-@pytest.mark.parametrize(("refusal", "is_usable"), [(RESTRICTED, True), (REFUSED, False)])
-async def test_triton_that_cannot_register_again_costs_no_caller_an_answer(world: World, refusal: Refusal, is_usable: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(("refusal", "is_usable"), [(None, True), (refusals.RESTRICTED, True), (refusals.REFUSED, False)])
+async def test_restarted_triton_registers_again_or_costs_no_caller_an_answer(
+    world: World, refusal: Refusal | None, *, is_usable: bool
+) -> None:
     """Without a key for its controls, it gets the images inline. If it has been stopped, the other Triton gets them."""
     assert await world.errors(20) == []
     world.fake.regions.clear()
@@ -271,36 +192,23 @@ async def test_triton_that_cannot_register_again_costs_no_caller_an_answer(world
 
     assert await world.errors(20) == []
     assert world.usable == [is_usable, True]
-
-
-@pytest.mark.world(mode="shm")
-async def test_shared_memory_that_is_required_leaves_a_triton_without_it_out(world: World) -> None:
-    world.fakes[1].accepts_regions = False
-
-    assert await world.errors(30) == []
-    assert (world.fake.images, world.fakes[1].images) == (30, 0)
+    assert [len(fake.registrations) for fake in world.fakes] == [2, 1]
 
 
 async def test_batches_are_as_large_as_the_triton_takes(world: World) -> None:
-    await let_second_take_two(world)
-    assert msgspec.structs.replace(world.pool.servers[1].specs.known(world.spec), max_batch=4) == world.spec
-    assert await world.errors(30) == []
-
-    assert [max(fake.batches) for fake in world.fakes] == [4, 2]
-
-
-async def test_a_batch_does_not_go_where_it_is_too_large(world: World) -> None:
-    await let_second_take_two(world)
     near, far = world.fakes
-    near.may_answer.clear()
-    far.may_answer.clear()
+    far.config = {**CONFIG_OF_BATCHES, "max_batch_size": 2}
+    world.pool.servers[1].specs.forget("tiny")
+    await world.until_known()
+    world.hold()
     asking = asyncio.ensure_future(world.errors(12))
     await eventually(lambda: world.running == [1, 1])
-    near.next_refusals = [None, BROKEN]
+    near.next_refusals = [None, refusals.BROKEN]  # its batch of four cannot go to the other one
     near.may_answer.set()
     await eventually(lambda: len(near.requests) >= 3)
     far.may_answer.set()
 
     assert await asking == []
     assert near.batches[:3] == [1, 4, 4]
-    assert max(far.batches) <= 2
+    assert await world.errors(30) == []
+    assert [max(fake.batches) for fake in world.fakes] == [4, 2]
