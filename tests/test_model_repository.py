@@ -37,7 +37,7 @@ UNNAMED = (TextDetectionRecipe, EmbeddingRecipe)
 """Recipes of models without classes."""
 REPEATED_LABELS = {"efficientnet_lite0": ["missile", "sunglasses"]}
 """Labels of which the model has two classes, as published."""
-ModelConfig, Groups = model_config_pb2.ModelConfig, model_config_pb2.ModelInstanceGroup
+Groups = model_config_pb2.ModelInstanceGroup
 
 each = pytest.mark.parametrize("name", NAMES)
 both = pytest.mark.parametrize(("name", "file"), list(product(NAMES, [PRODUCTION, EMBEDDED])))
@@ -58,8 +58,8 @@ def generated(name: str, file: str) -> str:
     return configs.generate(name, described)[Path(file)]
 
 
-def parsed(name: str, file: str) -> ModelConfig:
-    return text_format.Parse(generated(name, file), ModelConfig())
+def parsed(name: str, file: str) -> model_config_pb2.ModelConfig:
+    return text_format.Parse(generated(name, file), model_config_pb2.ModelConfig())
 
 
 def spec_of(name: str, file: str) -> ModelSpec:
@@ -157,10 +157,10 @@ def tensors(declared: Any) -> Tensors:  # noqa: ANN401
     return {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in declared}
 
 
-def steps(name: str) -> list[tuple[model_config_pb2.ModelEnsembling.Step, ModelConfig]]:
+def steps(name: str) -> list[tuple[model_config_pb2.ModelEnsembling.Step, model_config_pb2.ModelConfig]]:
     drawing, finding = parsed(name, PRODUCTION).ensemble_scheduling.step
     text = (REPOSITORY / drawing.model_name / PRODUCTION).read_text(encoding="utf-8")
-    return [(drawing, text_format.Parse(text, ModelConfig())), (finding, parsed(finding.model_name, PRODUCTION))]
+    return [(drawing, text_format.Parse(text, model_config_pb2.ModelConfig())), (finding, parsed(finding.model_name, PRODUCTION))]
 
 
 @of_files

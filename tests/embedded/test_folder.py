@@ -90,6 +90,11 @@ def test_each_home_has_a_folder(settings: Settings, tmp_path: Path) -> None:
 def test_only_one_process_uses_a_folder(settings: Settings, folder: TritonFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program whose starter was killed ends, too, and is waited for."""
     command, told = [sys.executable, "-c", CLAIM, settings.triton_home], list[str]()
+
+    def end_triton(line: str) -> None:
+        told.append(line)
+        triton.close()
+
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdin is not None
@@ -102,7 +107,7 @@ def test_only_one_process_uses_a_folder(settings: Settings, folder: TritonFolder
         folder.socket.touch()
         other.kill()
         other.wait()
-        monkeypatch.setattr("app.embedded.folder.say", lambda line: (told.append(line), triton.close()))
+        monkeypatch.setattr("app.embedded.folder.say", end_triton)
         folder.claim()
     folder.claim()
     folder.fill()
@@ -151,9 +156,10 @@ def test_folder_that_others_can_use_is_refused(settings: Settings, make: Callabl
     path = settings.triton_folder
     make(path)
     try:
-        for use in (TritonFolder(settings).claim, lambda: preflight.require_usable(settings)):
-            with pytest.raises(CommandError, match=f"{path}, for Triton's socket, {reason}"):
-                use()
+        with pytest.raises(CommandError, match=f"{path}, for Triton's socket, {reason}"):
+            TritonFolder(settings).claim()
+        with pytest.raises(CommandError, match=reason):
+            preflight.require_usable(settings)
         assert path.exists()
     finally:
         if path.is_dir() and not path.is_symlink():

@@ -48,7 +48,7 @@ async def test_blank_image_or_empty_file_is_sent(  # noqa: PLR0913, PLR0917 - a 
     fake: FakeTriton, kind: str, sent_as: str, dims: list[int], content: bytes, batch: int
 ) -> None:
     """A model that cannot tell that it is no file might fail, so it is not run."""
-    files = {"parameters": {"square": {"string_value": "32"}}} if kind == "STRING" else {}
+    files: dict[str, Any] = {"parameters": {"square": {"string_value": "32"}}} if kind == "STRING" else {}
     if files:
         fake.config = config_of(kind, dims, batch, **files)
         await check(fake)

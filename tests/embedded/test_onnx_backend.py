@@ -158,7 +158,7 @@ def load(
 @pytest.mark.parametrize(("element", "dtype"), [("float", np.float32), ("float16", np.float16), ("double", np.float64)])
 def test_requests_are_executed_as_one_batch(backend: Backend, tmp_path: Path, element: str, dtype: type) -> None:
     model = load(backend, tmp_path, element)
-    batches = [np.full((size, 3), size).astype(dtype) for size in (1, 3, 2)]
+    batches: list[Array] = [np.full((size, 3), size).astype(dtype) for size in (1, 3, 2)]
     for requests in (batches[:1], batches):
         responses = model.execute([request(batch) for batch in requests])
         assert [response.error for response in responses] == [None] * len(requests)

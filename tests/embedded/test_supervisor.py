@@ -47,7 +47,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 @pytest.fixture
 def triton(serve: Serve, request: pytest.FixtureRequest) -> Iterator[Triton]:
     triton = Triton(serve.settings, getattr(request, "param", ":"))
-    wait_for(triton.starts)
+    wait_for(lambda: triton.starts() == 1)
     yield triton
     triton.kill()
     triton.stop()

@@ -148,7 +148,7 @@ def test_status_is_that_of_the_answer_and_no_proxy_is_asked(tmp_path: Path, monk
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     monkeypatch.setitem(os.environ, "no_proxy", "")
     path = tmp_path / "api.sock" if place == "socket" else None
-    with scripted(204, 503, path=path, **({} if path else {"host": place})) as server:
+    with scripted(204, 503, path=path, host="127.0.0.1" if path else place) as server:
         url = f"http://127.0.0.1:{free_port()}" if path else server.url
         assert get_status(url + "/livez", PATIENCE_SECONDS, path) == 204
         assert get(url, PATIENCE_SECONDS, path, key="ops.secret") == (503, "")

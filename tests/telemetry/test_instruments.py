@@ -58,7 +58,7 @@ def test_counters_go_on_when_a_worker_is_replaced(open_table: OpenTable) -> None
 def test_durations_of_all_workers_count_in_their_bucket_and_all_larger_ones(tables: list[WorkerTable]) -> None:
     """Prometheus' buckets are cumulative."""
     histograms = [Histogram(table, "took_seconds", "Took.", ["what"], [0.1, 1.0]) for table in tables]
-    expected = {"0.1": 0, "1.0": 0, "+Inf": 0}
+    expected, found = {"0.1": 0, "1.0": 0, "+Inf": 0}, dict[str, float]()
     for count, (seconds, buckets) in enumerate([(0.1, 3), (0.11, 2), (1.0, 2), (1.5, 1)], 1):
         histograms[count % 2].observe(seconds, "x")
         for bound in list(expected)[3 - buckets :]:

@@ -37,7 +37,12 @@ def test_the_last_lap_of_a_stage_counts(timing: Timing) -> None:
 def test_stages_may_be_recorded_while_intervals_are_read() -> None:
     """A decoding thread may still record a stage of a request that has timed out."""
     timing = Timing()
-    recording = threading.Thread(target=lambda: [timing.lap(f"stage {index}") for index in range(20_000)])
+
+    def record() -> None:
+        for index in range(20_000):
+            timing.lap(f"stage {index}")
+
+    recording = threading.Thread(target=record)
     recording.start()
     while recording.is_alive():
         assert all(begin <= end for _, begin, end in timing.intervals())
