@@ -1,4 +1,4 @@
-"""The list of errors is complete and consistent."""
+"""The list of errors is complete and consistent; names that are misspelt get a suggestion."""
 
 import re
 
@@ -6,6 +6,7 @@ import pytest
 
 from app import errors
 from app.errors import GatewayError
+from app.expected import suggestion
 
 ERRORS = [
     value
@@ -14,40 +15,25 @@ ERRORS = [
 ]
 
 
-def test_errors_are_in_order_of_status() -> None:
-    statuses = [error.status for error in ERRORS]
-
-    assert statuses == sorted(statuses)
-
-
-def test_codes_are_unique() -> None:
+def test_errors_are_in_order_of_their_status_with_a_code_and_a_title_of_their_own() -> None:
+    """A title is a sentence without its full stop. Only a temporary failure says when to retry."""
     assert len({error.code for error in ERRORS}) == len(ERRORS) == 34
+    statuses = [error.status for error in ERRORS]
+    assert statuses == sorted(statuses)
+    assert 400 <= statuses[0] < statuses[-1] <= 599
+    for error in ERRORS:
+        assert error.code == re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__).lower()
+        assert re.fullmatch(r"[A-Z][^\n]*[^.\s]", error.title)
+        assert (error.retry_after_seconds is not None) == (error.status in {429, 503})
 
 
-@pytest.mark.parametrize("error", ERRORS)
-def test_code_is_the_name_of_the_class(error: type[GatewayError]) -> None:
-    assert error.code == re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__).lower()
+def test_only_errors_that_quote_the_request_are_not_logged() -> None:
+    assert [error.code for error in ERRORS if error.repeats_request] == ["invalid_parameter", "unsupported_media_type"]
 
 
-@pytest.mark.parametrize("error", ERRORS)
-def test_error_has_the_status_of_an_error_and_a_title(error: type[GatewayError]) -> None:
-    """The status is 4xx or 5xx, and the title is a sentence without its full stop."""
-    assert 400 <= error.status <= 599
-    assert re.fullmatch(r"[A-Z][^\n]*[^.\s]", error.title)
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_only_a_temporary_failure_says_when_to_retry(error: type[GatewayError]) -> None:
-    """An error with status 429 or 503 has a Retry-After, the others have none."""
-    assert (error.retry_after_seconds is not None) == (error.status in {429, 503})
-
-
-def test_a_full_gateway_says_how_long_it_will_be_full() -> None:
-    assert errors.GatewayFull("full", "requests").retry_after_seconds == 1
-    assert errors.GatewayFull("full", "requests", 7).retry_after_seconds == 7
-
-
-def test_detail_is_the_message() -> None:
-    error = errors.InvalidImage("the PNG data is truncated")
-
-    assert (error.detail, str(error)) == ("the PNG data is truncated", "the PNG data is truncated")
+@pytest.mark.parametrize(
+    ("name", "meant"), [("yolo11", "yolo11n"), ("yolo", ""), ("yolo11n" * 1000, ""), ("N_yolox_nano", "yolox_nano")]
+)
+def test_the_most_similar_name_is_suggested(name: str, meant: str) -> None:
+    question = suggestion(name, ["yolox_nano", "yolo11n"], 0.75, prefix="N_")
+    assert question == (f"; did you mean N_{meant}?" if meant else "")

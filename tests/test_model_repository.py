@@ -1,10 +1,14 @@
-"""The models of the registry: their generated configs agree with each other and with the model's file."""
+"""The models of the registry: their generated configs agree with each other and with the model's file.
+
+For models that take encoded files, that is one contract in production, where DALI decodes, and in the embedded Triton.
+"""
 
 import re
 import stat
 from collections import Counter
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import onnx
@@ -14,30 +18,30 @@ from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2
 
 from app.model.heads import DetectionHead, OutputFormat
-from app.model.spec import ModelSpec, from_triton_config
+from app.model.spec import DECODED, InputFormat, ModelSpec, from_triton_config
 from app.triton.config_file import read_config_file
-from app.triton.repository import CONFIG_NAME
+from app.triton.repository import CONFIG_NAME, loadable_models
 from app.zoo import configs, registry
 from app.zoo.description import Description
 from app.zoo.graph import OPSET
 from app.zoo.recipe import ClassificationRecipe, DetectionRecipe, EmbeddingRecipe, TextDetectionRecipe
+from tests.support import REPOSITORY
 
 ENTRIES = registry.load()
 FILE_MODELS = [name for name, entry in ENTRIES.items() if entry.pixel_model]
-"""Those that take encoded files; tests/test_file_models.py is about them."""
 NAMES = sorted(ENTRIES.keys() - set(FILE_MODELS))
-PRODUCTION = "config.pbtxt"
-EMBEDDED = f"configs/{CONFIG_NAME}.pbtxt"
+PRODUCTION, EMBEDDED = "config.pbtxt", f"configs/{CONFIG_NAME}.pbtxt"
 KINDS = {TensorProto.UINT8: "TYPE_UINT8", TensorProto.INT32: "TYPE_INT32", TensorProto.FLOAT: "TYPE_FP32"}
-
 DETECTIONS = "num_dets", "det_boxes", "det_scores", "det_classes"
 UNNAMED = (TextDetectionRecipe, EmbeddingRecipe)
 """Recipes of models without classes."""
 REPEATED_LABELS = {"efficientnet_lite0": ["missile", "sunglasses"]}
 """Labels of which the model has two classes, as published."""
+Groups = model_config_pb2.ModelInstanceGroup
 
 each = pytest.mark.parametrize("name", NAMES)
 both = pytest.mark.parametrize(("name", "file"), list(product(NAMES, [PRODUCTION, EMBEDDED])))
+of_files = pytest.mark.parametrize("name", FILE_MODELS)
 
 
 def generated(name: str, file: str) -> str:
@@ -63,20 +67,22 @@ def spec_of(name: str, file: str) -> ModelSpec:
     return from_triton_config(json_format.MessageToDict(parsed(name, file), preserving_proto_field_name=True), "1")
 
 
-@each
+@pytest.mark.parametrize("name", [*NAMES, *FILE_MODELS])
 def test_production_and_embedded_configs_give_the_same_spec(name: str) -> None:
-    """The gateway treats a model the same way wherever it runs; only the device and the instances differ."""
+    """The gateway treats a model the same way wherever it runs; device and instances differ, and what DALI can decode."""
     production, embedded = spec_of(name, PRODUCTION), spec_of(name, EMBEDDED)
-
     assert (production.device, embedded.device) == ("gpu", "cpu")
     assert production.parallel_images >= embedded.parallel_images
-    assert msgspec.structs.replace(production, device="cpu", max_batch=embedded.max_batch, instances=embedded.instances) == embedded
+    others: dict[str, Any] = {"max_batch": embedded.max_batch, "instances": embedded.instances}
+    if name in FILE_MODELS:
+        assert (production.formats, embedded.formats) == ("JPEG,PNG,WEBP,BMP", "")
+        others |= {"backend": embedded.backend, "formats": "", "priority_levels": embedded.priority_levels}
+    assert msgspec.structs.replace(production, device="cpu", **others) == embedded
 
 
 @both
 def test_spec_is_that_of_the_recipe(name: str, file: str) -> None:
     spec, recipe = spec_of(name, file), ENTRIES[name].recipe
-
     assert spec.input_is_canvas
     assert spec.has_batch_dimension
     assert spec.is_sized_by_image or spec.input_size == recipe.size
@@ -89,8 +95,7 @@ def test_spec_is_that_of_the_recipe(name: str, file: str) -> None:
     assert recipe.crop in {None, spec.crop}
     if isinstance(recipe, DetectionRecipe):
         assert isinstance(spec.head, DetectionHead)
-        assert spec.head.output_format is OutputFormat.END_TO_END
-        assert spec.head.max_iou == recipe.iou
+        assert (spec.head.output_format, spec.head.max_iou) == (OutputFormat.END_TO_END, recipe.iou)
 
 
 @pytest.mark.parametrize("file", [PRODUCTION, EMBEDDED])
@@ -106,10 +111,8 @@ def test_pulled_model_is_described_by_its_config(name: str, file: str, repositor
         for value in (*model.graph.input, *model.graph.output)
     }
     spec, entry = from_triton_config(config, "1"), ENTRIES[name]
-
-    assert {
-        tensor["name"]: (tensor["data_type"], list(map(int, tensor["dims"]))) for tensor in (*config["input"], *config["output"])
-    } == wanted
+    described = (*config["input"], *config["output"])
+    assert {tensor["name"]: (tensor["data_type"], list(map(int, tensor["dims"]))) for tensor in described} == wanted
     assert {entry.version for entry in model.opset_import} == {OPSET}  # which the container's TensorRT reads
     assert spec.labels == (entry.class_names or ENTRIES["yolox_nano"].class_names)
     assert [label for label, count in Counter(spec.labels).items() if count > 1] == REPEATED_LABELS.get(name, [])
@@ -117,38 +120,19 @@ def test_pulled_model_is_described_by_its_config(name: str, file: str, repositor
 
 
 @both
-def test_requests_are_batched_and_the_queue_is_bounded(name: str, file: str) -> None:
+def test_model_is_warm_batched_with_a_bounded_queue_and_on_every_gpu_or_the_cpu(name: str, file: str) -> None:
+    """Triton's own ONNX backend executes the file; two embedded instances share the two cores of a small machine."""
     config = parsed(name, file)
-    policy = config.dynamic_batching.default_queue_policy
-
-    assert config.max_batch_size > 1
-    assert policy.max_queue_size > 0
-    assert policy.allow_timeout_override
-    assert policy.default_timeout_microseconds > 0
-    assert policy.timeout_action == model_config_pb2.ModelQueuePolicy.REJECT
-
-
-@both
-def test_model_is_warmed_up(name: str, file: str) -> None:
-    config = parsed(name, file)
-    (image,) = config.input
-
+    policy, (image,), (group,) = config.dynamic_batching.default_queue_policy, config.input, config.instance_group
+    assert config.backend == "onnxruntime"
+    assert (group.kind, group.count, list(group.gpus)) == (Groups.KIND_GPU if file == PRODUCTION else Groups.KIND_CPU, 2, [])
+    assert min(config.max_batch_size - 1, policy.max_queue_size, policy.default_timeout_microseconds) > 0
+    assert (policy.allow_timeout_override, policy.timeout_action) == (True, model_config_pb2.ModelQueuePolicy.REJECT)
     assert [warmup.batch_size for warmup in config.model_warmup] == ([1, config.max_batch_size] if file == PRODUCTION else [1])
     for warmup in config.model_warmup:
         assert list(warmup.inputs) == [image.name]
         assert warmup.inputs[image.name].data_type == image.data_type
         assert all(size in {due, -1} and due > 0 for size, due in zip(image.dims, warmup.inputs[image.name].dims, strict=True))
-
-
-@both
-def test_model_runs_on_every_gpu_or_on_the_cpu(name: str, file: str) -> None:
-    """Triton's own ONNX backend executes the file; two embedded instances share the two cores of a small machine."""
-    config = parsed(name, file)
-    (group,) = config.instance_group
-    kinds = model_config_pb2.ModelInstanceGroup
-
-    assert config.backend == "onnxruntime"
-    assert (group.kind, group.count, list(group.gpus)) == (kinds.KIND_GPU if file == PRODUCTION else kinds.KIND_CPU, 2, [])
 
 
 @each
@@ -161,8 +145,65 @@ def test_engines_are_cached_where_nobody_else_can_write(name: str) -> None:
     (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
     path = Path(accelerator.parameters["trt_engine_cache_path"])
     folders = [folder for folder in (path, *path.parents) if folder.is_dir()]
-
-    assert accelerator.parameters["trt_engine_cache_enable"] == "true"
-    assert path.is_absolute()
+    assert (accelerator.parameters["trt_engine_cache_enable"], path.is_absolute()) == ("true", True)
     assert re.findall(r'"(/[^"]*)"', generated(name, PRODUCTION) + generated(name, EMBEDDED)) == [str(path)]
     assert not [folder for folder in folders if folder.stat().st_mode & stat.S_IWOTH]
+
+
+Tensors = dict[str, tuple[int, list[int]]]
+
+
+def tensors(declared: Any) -> Tensors:  # noqa: ANN401
+    return {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in declared}
+
+
+def steps(name: str) -> list[tuple[model_config_pb2.ModelEnsembling.Step, model_config_pb2.ModelConfig]]:
+    drawing, finding = parsed(name, PRODUCTION).ensemble_scheduling.step
+    text = (REPOSITORY / drawing.model_name / PRODUCTION).read_text(encoding="utf-8")
+    return [(drawing, text_format.Parse(text, model_config_pb2.ModelConfig())), (finding, parsed(finding.model_name, PRODUCTION))]
+
+
+@of_files
+def test_model_of_files_is_that_of_pixels_and_tells_which_it_could_not_decode(name: str) -> None:
+    network = str(steps(name)[-1][0].model_name)
+    named = msgspec.structs.replace(ENTRIES[name], title="", pixel_model=None)
+    assert named == msgspec.structs.replace(ENTRIES[network], title="")
+    for file in (PRODUCTION, EMBEDDED):
+        spec, of_pixels = spec_of(name, file), spec_of(network, file)
+        own = {"name": name, "input_name": "file", "dtype": None, "input_format": InputFormat.FILE, "tells_decoded": True}
+        same = ("backend", "formats", "max_batch", "instances", "priority_levels")
+        assert spec.requested_names == (*of_pixels.output_names, DECODED)
+        assert spec == msgspec.structs.replace(of_pixels, **own, **{each: getattr(spec, each) for each in same})
+    config, of_network = parsed(name, EMBEDDED), parsed(network, EMBEDDED)
+    for part in ("backend", "max_batch_size", "dynamic_batching", "instance_group"):
+        assert getattr(config, part) == getattr(of_network, part)
+    assert [dict(warmup.inputs).keys() for warmup in config.model_warmup] == [{"file"}]
+
+
+@of_files
+def test_steps_of_the_ensemble_fit_together(name: str) -> None:
+    ensemble = parsed(name, PRODUCTION)
+    known = tensors(ensemble.input)
+    for step, model in steps(name):
+        inputs, outputs = tensors(model.input), tensors(model.output)
+        assert model.max_batch_size == ensemble.max_batch_size  # Triton would reject the ensemble
+        assert dict(step.input_map).keys() == inputs.keys()
+        assert all(known[source] == inputs[target] for target, source in step.input_map.items())
+        assert not known.keys() & set(step.output_map.values())
+        known |= {target: outputs[source] for source, target in step.output_map.items()}
+    assert ensemble.platform == "ensemble"
+    assert tensors(ensemble.output).items() <= known.items()
+
+
+@of_files
+def test_letterbox_is_that_of_the_gateway_and_runs_each_request_alone(name: str) -> None:
+    """DALI fails for a batch as a whole; the time that this takes is not taken from others. The embedded Triton has no DALI."""
+    spec, ((step, letterbox), _) = spec_of(name, PRODUCTION), steps(name)
+    width, height = spec.input_size
+    parameters = {"placement": spec.placement, "enlarge": str(spec.enlarge).lower(), "pad": str(spec.pad)}
+    assert {key: value.string_value for key, value in letterbox.parameters.items()} == parameters
+    assert tensors(letterbox.output)["image"] == (model_config_pb2.TYPE_UINT8, [height, width, 3])
+    assert (letterbox.backend, letterbox.HasField("dynamic_batching")) == ("python", False)
+    assert [group.kind for group in letterbox.instance_group] == [Groups.KIND_GPU]
+    assert (REPOSITORY / step.model_name / "1" / "model.py").is_file()
+    assert step.model_name not in loadable_models(REPOSITORY)

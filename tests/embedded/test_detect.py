@@ -12,28 +12,13 @@ from app.host.program import CommandError
 from app.settings.schema import Settings
 
 
-def test_detect_tells_how_to_install_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detect_tells_why_it_cannot_begin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        detect.run(Settings(), ["photos", "--url", "http://127.0.0.1:1"])  # of another gateway
+    assert "unrecognized arguments: --url" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "nereid_client", None)
-
     with pytest.raises(CommandError, match=r"pip install 'nereid-client\[progress,prepare\]'"):
         detect.run(Settings(), ["photos"])
-
-
-def test_detect_tells_why_the_gateway_did_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.jpg").write_bytes(b"")
-    monkeypatch.setenv("NEREID_PORT", "none")
-
-    with pytest.raises(CommandError, match="the gateway did not start: NEREID_PORT: "):
-        detect.run(Settings(), [str(tmp_path)])
-    assert "a.jpg" not in capfd.readouterr().out
-
-
-def test_an_address_of_another_gateway_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        detect.run(Settings(), ["photos", "--url", "http://127.0.0.1:1"])
-    assert "unrecognized arguments: --url" in capsys.readouterr().err
 
 
 def test_detect_runs_nothing_from_a_folder_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

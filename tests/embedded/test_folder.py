@@ -32,17 +32,15 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(params=["plain", "with a space", "quote's", "$(touch me)", "a;b&c", "ünïcode", "x" * 200])
+@pytest.fixture
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     """A home, and a repository with a model that was pulled and one that was not."""
-    folder = tmp_path / request.param
+    folder = tmp_path / getattr(request, "param", "home")
     for path in ("models/pulled/config.pbtxt", "models/pulled/1/model.onnx", "models/listed/config.pbtxt", "home/triton.log"):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text('name: "pulled"', encoding="utf-8")
+    (folder / "models" / "pulled" / DESCRIPTION).touch()
     return Settings(model_repository=str(folder / "models"), triton_home=str(folder / "home"))
-
-
-one_home = pytest.mark.parametrize("settings", ["home"], indirect=True)
 
 
 @pytest.fixture
@@ -53,40 +51,35 @@ def folder(settings: Settings) -> Iterator[TritonFolder]:
     assert list(folder.path.iterdir()) == []
 
 
+@pytest.mark.parametrize("settings", ["plain", "with a space", "quote's", "$(touch me)", "ünïcode", "x" * 200], indirect=True)
 def test_links_lead_to_triton_and_its_models(settings: Settings, folder: TritonFolder) -> None:
     """No path that Triton gets needs quotes or is too long for a socket, wherever it is installed; only its user has access."""
     folder.claim()
     for _ in range(2):
         folder.fill()
     home, repository = Path(settings.triton_home), Path(settings.model_repository)
-
     assert shlex.quote(str(folder.path)) == str(folder.path)
     assert len(os.fsencode(folder.socket)) <= 107
     assert f"unix:{folder.socket}" == settings.triton_address
     assert folder.path.stat().st_mode & 0o777 == 0o700
-    assert {path.name: path.readlink() for path in folder.path.iterdir() if path.is_symlink()} == {
-        name: home / name for name in ("server", "python")
-    }
+    links = {path.name: path.readlink() for path in folder.path.iterdir() if path.is_symlink()}
+    assert links == {name: home / name for name in ("server", "python")}
     assert {path.name: path.resolve() for path in (folder.path / "models").iterdir()} == {"pulled": repository / "pulled"}
     folder.give_up()
     assert (repository / "pulled" / "1" / "model.onnx").is_file()
     assert (home / "triton.log").is_file()
 
 
-@one_home
-def test_the_files_that_triton_will_load_are_known(settings: Settings, folder: TritonFolder) -> None:
+def test_files_that_triton_will_load_are_known(settings: Settings, folder: TritonFolder) -> None:
     pulled = Path(settings.model_repository, "pulled")
-    (pulled / DESCRIPTION).touch()
     folder.claim()
     assert not folder.has_loaded("pulled", identify(pulled))
     folder.fill()
     assert folder.has_loaded("pulled", identify(pulled))
     (pulled / "1" / "model.onnx").touch()
-
     assert not folder.has_loaded("pulled", identify(pulled))
 
 
-@one_home
 def test_each_home_has_a_folder(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "home" / "home")
     same = [str(tmp_path / "link"), f"{settings.triton_home}/../home"]
@@ -94,10 +87,9 @@ def test_each_home_has_a_folder(settings: Settings, tmp_path: Path) -> None:
     assert msgspec.structs.replace(settings, triton_home=str(tmp_path)).triton_folder != settings.triton_folder
 
 
-@one_home
 def test_only_one_process_uses_a_folder(settings: Settings, folder: TritonFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = [sys.executable, "-c", CLAIM, settings.triton_home]
-    told = []
+    """A program whose starter was killed ends, too, and is waited for."""
+    command, told = [sys.executable, "-c", CLAIM, settings.triton_home], list[str]()
 
     def end_triton(line: str) -> None:
         told.append(line)
@@ -119,32 +111,21 @@ def test_only_one_process_uses_a_folder(settings: Settings, folder: TritonFolder
         folder.claim()
     folder.claim()
     folder.fill()
-
     assert told == [f"another process runs the Triton in {settings.triton_home}; trying for 15 s, in case it is ending"]
     assert [path.name for path in (folder.path / "models").iterdir()] == ["pulled"]
     assert not folder.socket.exists()
 
 
-@one_home
-def test_a_folder_that_was_removed_is_made_again(folder: TritonFolder) -> None:
-    """As systemd may do when a user logs out."""
-    folder.claim()
-    shutil.rmtree(folder.path)
-    folder.clear()
-    folder.claim()
-    folder.fill()
-
-    assert folder.path.stat().st_mode & 0o777 == 0o700
-
-
-@one_home
-def test_an_api_makes_the_folder_where_its_triton_will_listen(settings: Settings, folder: TritonFolder) -> None:
-    """From then on no other user can listen there, whether Triton runs or not."""
+def test_folder_is_made_by_the_api_and_again_if_it_was_removed(settings: Settings, folder: TritonFolder) -> None:
+    """No other user can listen there then, whether Triton runs or not. Systemd may remove it when a user logs out."""
     preflight.require_usable(settings)
-    assert folder.path.stat().st_mode & 0o777 == 0o700
+    for _ in range(2):
+        folder.claim()
+        folder.fill()
+        assert folder.path.stat().st_mode & 0o777 == 0o700
+        shutil.rmtree(folder.path)
+        folder.clear()
     folder.claim()
-    folder.give_up()
-    assert folder.path.exists()
 
 
 def make_open(path: Path) -> None:
@@ -157,32 +138,28 @@ def make_foreign(path: Path) -> None:
     os.chown(path, 12345, 12345)
 
 
-def make_link(path: Path) -> None:
-    path.symlink_to("/tmp")  # noqa: S108 - not used
+NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
 
 
-@one_home
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (make_open, "is not a folder of mode 700; remove it"),
-        pytest.param(
-            make_foreign,
-            "belongs to user 12345, and this is user 0; run this as that user",
-            marks=pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user"),
-        ),
-        (make_link, "is not a folder of mode 700; remove it"),
+        pytest.param(make_foreign, "belongs to user 12345, and this is user 0; run this as that user", marks=NEEDS_ROOT),
+        (lambda path: path.symlink_to("/tmp"), "is not a folder of mode 700; remove it"),  # noqa: S108 - not used
         (Path.touch, "is not a folder of mode 700; remove it"),
     ],
+    ids=["open", "foreign", "link", "file"],
 )
-def test_a_folder_that_others_can_use_is_refused(settings: Settings, make: Callable[[Path], None], reason: str) -> None:
+def test_folder_that_others_can_use_is_refused(settings: Settings, make: Callable[[Path], None], reason: str) -> None:
+    """Also by an API alone, which would send its images there."""
     path = settings.triton_folder
     make(path)
     try:
         with pytest.raises(CommandError, match=f"{path}, for Triton's socket, {reason}"):
             TritonFolder(settings).claim()
         with pytest.raises(CommandError, match=reason):
-            preflight.require_usable(settings)  # before an API alone, which would send its images there
+            preflight.require_usable(settings)
         assert path.exists()
     finally:
         if path.is_dir() and not path.is_symlink():

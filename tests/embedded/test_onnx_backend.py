@@ -20,6 +20,8 @@ from PIL import Image
 from tests.imaging.samples import encode
 
 Array = NDArray[Any]
+Backend = Any
+"""Triton's modules have no types."""
 USED = ctypes.create_string_buffer(b"used_dlpack")
 
 # Doubles every value, and adds up each row.
@@ -141,77 +143,44 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def load(
-    backend: Any,  # noqa: ANN401
-    folder: Path,
-    element: str = "float",
-    version: str = "1",
-    text: str = MODEL,
-    **parameters: str,
-) -> Any:  # noqa: ANN401
+    backend: Backend, folder: Path, element: str = "float", version: str = "1", text: str = MODEL, **parameters: str
+) -> Backend:
     """Write a model repository with a small model, and load it."""
     (folder / version).mkdir(exist_ok=True)
     onnx.save(parser.parse_model(text.format(type=element) if text == MODEL else text), folder / version / "model.onnx")
-    config: dict[str, Any] = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
-    if text == PIXELS_MODEL:
-        config = TAKES_FILES
-    elif not parameters:
-        config = {}
+    given = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}} if parameters else {}
+    config = TAKES_FILES if text == PIXELS_MODEL else given
     model = backend.TritonPythonModel()
     model.initialize({"model_config": json.dumps(config), "model_repository": str(folder), "model_version": version})
     return model
 
 
 @pytest.mark.parametrize(("element", "dtype"), [("float", np.float32), ("float16", np.float16), ("double", np.float64)])
-def test_request_is_executed(backend: Any, tmp_path: Path, element: str, dtype: type) -> None:  # noqa: ANN401
-    values: Array = np.arange(6).reshape(2, 3).astype(dtype)
+def test_requests_are_executed_as_one_batch(backend: Backend, tmp_path: Path, element: str, dtype: type) -> None:
+    model = load(backend, tmp_path, element)
+    batches: list[Array] = [np.full((size, 3), size).astype(dtype) for size in (1, 3, 2)]
+    for requests in (batches[:1], batches):
+        responses = model.execute([request(batch) for batch in requests])
+        assert [response.error for response in responses] == [None] * len(requests)
+        for response, batch in zip(responses, requests, strict=True):
+            np.testing.assert_array_equal(response.outputs["doubled"], batch * 2)
+            np.testing.assert_array_equal(response.outputs["sums"], batch.sum(axis=1))
 
-    (response,) = load(backend, tmp_path, element).execute([request(values)])
 
-    assert response.error is None
-    np.testing.assert_array_equal(response.outputs["doubled"], values * 2)
-    np.testing.assert_array_equal(response.outputs["sums"], [3, 12])
-    assert list(response.outputs) == ["doubled", "sums"]
+def test_outputs_outlive_the_backends_own_arrays_and_nothing_is_reported(backend: Backend, tmp_path: Path) -> None:
+    """A tensor keeps its memory until Triton releases it.
 
-
-def test_consumed_capsules_are_not_reported(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    """Numpy does not take Triton's name of a consumed capsule for an error, which it would print for every tensor."""
-    model = load(backend, tmp_path)
-    reported: list[object] = []
+    Numpy does not take Triton's name of a consumed capsule for an error, which it would print for every tensor.
+    """
+    model, reported = load(backend, tmp_path), list[object]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "unraisablehook", reported.append)
-        model.execute([request(np.ones((1, 3), np.float32))])
-        model.execute([request(np.ones((1, 3), np.float32)) for _ in range(2)])
+        responses = [model.execute([request(np.full((1, 1000), n, np.float32))])[0] for n in range(50)]
+        model.execute([request(VALUES), request(VALUES)])
+        del model
         gc.collect()
-
-    assert reported == []
-
-
-def test_outputs_outlive_the_backends_own_arrays(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    """A tensor keeps its memory until Triton releases it, whatever happens in between."""
-    model = load(backend, tmp_path)
-    responses = [model.execute([request(np.full((1, 1000), n, np.float32))])[0] for n in range(50)]
-    del model
-    gc.collect()
-
     assert [response.outputs["sums"].item() for response in responses] == [1000.0 * n for n in range(50)]
-
-
-def test_requests_are_executed_as_one_batch(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    model = load(backend, tmp_path)
-    batches = [np.full((size, 3), size, np.float32) for size in (1, 3, 2)]
-
-    responses = model.execute([request(batch) for batch in batches])
-
-    assert len(responses) == 3
-    for response, batch in zip(responses, batches, strict=True):
-        np.testing.assert_array_equal(response.outputs["doubled"], batch * 2)
-        np.testing.assert_array_equal(response.outputs["sums"], batch.sum(axis=1))
-
-
-def assert_all_fail(responses: list[Response], number: int) -> None:
-    assert len(responses) == number
-    assert all(isinstance(response.error, TritonError) and str(response.error) for response in responses)
-    assert all(response.outputs == {} for response in responses)
+    assert reported == []
 
 
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -227,153 +196,96 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("name", ["doubled", "sums"])
-def test_only_the_requested_output_is_converted(
-    backend: Any,  # noqa: ANN401
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+def test_each_request_gets_the_outputs_it_requested_and_no_other_is_converted(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = converted(monkeypatch)
-    (response,) = load(backend, tmp_path).execute([Request(name, values=np.ones((1, 3), np.float32))])
-
-    assert names == list(response.outputs) == [name]
-    assert response.outputs[name].sum() == (6 if name == "doubled" else 3)
-
-
-def test_each_request_of_a_batch_gets_the_outputs_it_requested(
-    backend: Any,  # noqa: ANN401
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    names = converted(monkeypatch)
-    values = [np.full((1, 3), value, np.float32) for value in range(3)]
-    requests = [Request("sums", values=values[0]), Request("doubled", values=values[1]), request(values[2])]
-
-    responses = load(backend, tmp_path).execute(requests)
-
+    model, values = load(backend, tmp_path), [np.full((1, 3), value, np.float32) for value in range(3)]
+    (alone,) = model.execute([Request("sums", values=values[1])])
+    assert (names, list(alone.outputs)) == (["sums"], ["sums"])
+    names.clear()
+    responses = model.execute([Request("sums", values=values[0]), Request("doubled", values=values[1]), request(values[2])])
     assert [list(response.outputs) for response in responses] == [["sums"], ["doubled"], ["doubled", "sums"]]
     assert names == ["sums", "doubled", "doubled", "sums"]
     np.testing.assert_array_equal(responses[1].outputs["doubled"], values[1] * 2)
     assert [response.outputs["sums"].item() for response in (responses[0], responses[2])] == [0, 6]
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_string_output_that_nobody_requested_does_no_harm(backend: Any, tmp_path: Path, number: int) -> None:  # noqa: ANN401
-    """DLPack has no strings, so a string output must not be converted unless it was requested."""
-    model = load(backend, tmp_path, text=WORDS_MODEL)
-    responses = model.execute([Request("doubled", values=VALUES, words=WORDS) for _ in range(number)])
-
-    assert [response.error for response in responses] == [None] * number
-    for response in responses:
-        assert list(response.outputs) == ["doubled"]
-        np.testing.assert_array_equal(response.outputs["doubled"], VALUES * 2)
-
-
-def test_requested_string_output_is_returned_as_it_is(
-    backend: Any,  # noqa: ANN401
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("outputs", "number"), [(["doubled"], 1), (["doubled"], 2), (["doubled", "same"], 1)])
+def test_string_output_is_returned_as_it_is_to_whoever_requests_it(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outputs: list[str], number: int
 ) -> None:
+    """DLPack has no strings."""
     names = converted(monkeypatch)
-    (response,) = load(backend, tmp_path, text=WORDS_MODEL).execute([Request("doubled", "same", values=VALUES, words=WORDS)])
+    model = load(backend, tmp_path, text=WORDS_MODEL)
+    for response in model.execute([Request(*outputs, values=VALUES, words=WORDS) for _ in range(number)]):
+        assert (response.error, list(response.outputs)) == (None, outputs)
+        np.testing.assert_array_equal(response.outputs["doubled"], VALUES * 2)
+        assert response.outputs.get("same", WORDS).tolist() == [["a", "b"]]
+    assert names == ["doubled"] * number
 
-    assert names == ["doubled"]
-    assert list(response.outputs) == ["doubled", "same"]
-    assert response.outputs["same"].tolist() == [["a", "b"]]
+
+def assert_all_fail(responses: list[Response], number: int) -> None:
+    assert len(responses) == number
+    assert all(isinstance(response.error, TritonError) and str(response.error) for response in responses)
+    assert all(response.outputs == {} for response in responses)
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_failed_conversion_is_an_error_of_every_request(
-    backend: Any,  # noqa: ANN401
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-) -> None:
+def test_request_that_fails_costs_no_other(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception does not leave the backend, where it would leak Triton's shared memory; those beside it run alone.
+
+    So do those that do not fit together: a network may take pictures of any size, but those of a batch have one.
+    """
+    model = load(backend, tmp_path)
+    good = request(np.ones((1, 3), np.float32))
+    for wrong in (request(np.zeros((1, 3), np.int32)), Request("doubled")):
+        assert_all_fail(model.execute([wrong]), 1)
+        first, failed, last = model.execute([good, wrong, request(np.ones((1, 4), np.float32))])
+        assert_all_fail([failed], 1)
+        assert [response.outputs["sums"] for response in (first, last)] == [[3], [4]]
+
     def from_dlpack(name: str, _: object) -> Tensor:
         raise RuntimeError(f"{name} cannot be converted")
 
-    model = load(backend, tmp_path)
     monkeypatch.setattr(Tensor, "from_dlpack", from_dlpack)
-
-    responses = model.execute([request(np.ones((1, 3), np.float32)) for _ in range(number)])
-
-    assert_all_fail(responses, number)
-    assert {str(response.error) for response in responses} == {"doubled cannot be converted"}
-
-
-def files(*elements: bytes) -> Array:
-    return np.array(elements, np.object_)[:, None]
+    for number in (1, 3):
+        assert_all_fail(responses := model.execute([good] * number), number)
+        assert {str(response.error) for response in responses} == {"doubled cannot be converted"}
 
 
 def plain(level: int) -> bytes:
     return encode(Image.new("RGB", (8, 8), (level, level, level)), "PNG")
 
 
+def files(*elements: bytes) -> Array:
+    return np.array(elements, np.object_)[:, None]
+
+
 @pytest.mark.parametrize("others", [0, 2])
-def test_files_become_the_pixels_that_the_network_takes(backend: Any, tmp_path: Path, others: int) -> None:  # noqa: ANN401
+def test_files_become_the_pixels_that_the_network_takes(backend: Backend, tmp_path: Path, others: int) -> None:
     model = load(backend, tmp_path, text=PIXELS_MODEL)
     requests = [Request("means", "decoded", file=files(plain(10), b"text", plain(30)))]
     requests += [Request("decoded", "means", file=files(plain(40 + other))) for other in range(others)]
-
     first, *rest = model.execute(requests)
-
     assert first.outputs["decoded"].tolist() == [[1], [0], [1]]
     assert first.outputs["means"].tolist() == [10, 114, 30]
     assert [answer.outputs["means"].tolist() for answer in rest] == [[40 + other] for other in range(others)]
     assert all(answer.outputs["decoded"].tolist() == [[1]] for answer in rest)
-
-
-def test_model_without_the_output_returns_what_it_has(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    model = load(backend, tmp_path, text=PIXELS_MODEL)
     (answer,) = model.execute([Request("means", file=files(plain(10)))])
-
     assert list(answer.outputs) == ["means"]
 
 
-def test_a_request_that_fails_costs_no_other(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    """An exception does not leave the backend, where it would leak Triton's shared memory; those beside it run alone."""
-    model = load(backend, tmp_path)
-    wrong_type, missing_input = request(np.zeros((1, 3), np.int32)), Request("doubled")
-    for wrong in (wrong_type, missing_input):
-        assert_all_fail(model.execute([wrong]), 1)
-        assert_all_fail(model.execute([wrong, wrong]), 2)
-        first, failed, last = model.execute([request(np.ones((1, 3), np.float32)), wrong, request(np.ones((1, 3), np.float32))])
-        assert_all_fail([failed], 1)
-        assert [response.outputs["sums"] for response in (first, last)] == [[3], [3]]
-
-
-def test_requests_that_do_not_fit_together_run_alone(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    """A network may take pictures of any size, but those of a batch have one."""
-    model = load(backend, tmp_path)
-    responses = model.execute([request(np.ones((1, size), np.float32)) for size in (3, 4)])
-
-    assert [response.outputs["sums"] for response in responses] == [[3], [4]]
-
-
-def test_model_of_the_requested_version_is_loaded(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    load(backend, tmp_path, version="7")
-
-    with pytest.raises(Exception, match=r"2.model\.onnx"):
-        backend.TritonPythonModel().initialize({"model_config": "{}", "model_repository": str(tmp_path), "model_version": "2"})
-
-
-@pytest.mark.parametrize(("parameters", "threads"), [({}, 1), ({"intra_op_thread_count": "2"}, 2), ({"labels": "a,b"}, 1)])
-def test_threads_are_those_of_the_config(
-    backend: Any,  # noqa: ANN401
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    parameters: dict[str, str],
-    threads: int,
+@pytest.mark.parametrize(("parameters", "threads"), [({"intra_op_thread_count": "2"}, 2), ({"labels": "a,b"}, 1)])
+def test_threads_and_the_version_are_those_that_are_asked_for(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parameters: dict[str, str], threads: int
 ) -> None:
-    seen: list[tuple[int, int, list[str]]] = []
+    seen: list[tuple[str, int, int, list[str]]] = []
     create = backend.onnxruntime.InferenceSession
 
     def record(file: Path, options: Any, providers: list[str]) -> Any:  # noqa: ANN401
-        seen.append((options.intra_op_num_threads, options.inter_op_num_threads, providers))
+        seen.append((file.parent.name, options.intra_op_num_threads, options.inter_op_num_threads, providers))
         return create(file, options, providers=providers)
 
     monkeypatch.setattr(backend.onnxruntime, "InferenceSession", record)
-    load(backend, tmp_path, **parameters)
-
-    assert seen == [(threads, 1, ["CPUExecutionProvider"])]
+    load(backend, tmp_path, version="7", **parameters)
+    assert seen == [("7", threads, 1, ["CPUExecutionProvider"])]

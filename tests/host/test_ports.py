@@ -1,4 +1,4 @@
-"""Ports and unix sockets: which are free, and finding some."""
+"""Ports and unix sockets: which are free, who has them, and answers of servers on this machine."""
 
 import os
 import socket
@@ -7,99 +7,61 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.host.ports import (
-    NEREID,
-    holder,
-    is_free,
-    is_loopback,
-    is_this_machine,
-    remove_stale_socket,
-    resolve,
-)
+from app.host.http import get, get_status
+from app.host.ports import NEREID, holder, is_free, is_loopback, is_this_machine, remove_stale_socket, resolve
 from bench.harness.ports import find_free
-from tests.fakes.http import listening_on
+from tests.fakes.http import listening_on, scripted
+from tests.processes import PATIENCE_SECONDS
 from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
+from tests.support import free_port
+
+ALL = "0.0.0.0"  # noqa: S104 - for a moment
 
 
-def test_port_is_free_until_someone_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+@pytest.mark.parametrize(
+    ("listens", "asked"),
+    [("127.0.0.1", "127.0.0.1"), (ALL, "127.0.0.1"), ("127.0.0.1", ALL), pytest.param("::1", "::1", marks=NEEDS_IPV6)],
+)
+def test_port_is_in_use_while_someone_listens(listens: str, asked: str) -> None:
+    """A connection that the server closed, which the kernel remembers for a minute, does not take the port, nor does asking."""
+    family = socket.AF_INET6 if ":" in listens else socket.AF_INET
+    with socket.create_server((listens, 0), family=family) as server:
         port = server.getsockname()[1]
-        assert not is_free("127.0.0.1", port)
-
-    assert is_free("127.0.0.1", port)
-
-
-def test_asking_does_not_take_the_port() -> None:
-    (port,) = find_free(1)
-
-    assert [is_free("127.0.0.1", port) for _ in range(3)] == [True] * 3
-
-
-def test_port_is_free_right_after_a_connection() -> None:
-    """A connection that the server closed, which the kernel remembers for a minute, does not take the port."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)) as client:
+        assert not is_free(asked, port)
+        with socket.create_connection((asked, port)) as client:
             server.accept()[0].close()
             assert client.recv(1) == b""
-
-    assert is_free("127.0.0.1", port)
-
-
-def test_port_of_all_addresses_is_in_use_on_each() -> None:
-    with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - for a moment
-        assert not is_free("127.0.0.1", server.getsockname()[1])
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        assert not is_free("0.0.0.0", server.getsockname()[1])  # noqa: S104 - nobody listens
-
-
-@NEEDS_IPV6
-def test_ipv6_address_has_ports_too() -> None:
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
-        port = server.getsockname()[1]
-        assert not is_free("::1", port)
-
-    assert is_free("::1", port)
+    assert [is_free(asked, port) for _ in range(2)] == [True] * 2
 
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "no-such-host.invalid"])
 def test_address_of_another_machine_is_an_error(host: str) -> None:
     with pytest.raises(OSError, match=r"\w"):
-        is_free(host, *find_free(1))
+        is_free(host, free_port())
 
 
-@pytest.mark.parametrize("count", [0, 1, 20])
-def test_free_ports_are_found(count: int) -> None:
-    ports = find_free(count)
-
-    assert len(set(ports)) == len(ports) == count
+def test_free_ports_are_found_without_those_in_use_and_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = find_free(20)
+    assert len(set(ports)) == len(ports) == 20
     assert all(1024 <= port < 32768 and is_free("127.0.0.1", port) for port in ports)
-
-
-def test_ports_in_use_and_doubles_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = find_free(2)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        candidates = iter([server.getsockname()[1], one, one, server.getsockname()[1], other])
+        used = server.getsockname()[1]
+        candidates = iter([used, ports[0], ports[0], used, ports[1]])
         monkeypatch.setattr("secrets.choice", lambda _: next(candidates))
-
-        assert sorted(find_free(2)) == sorted([one, other])
+        assert sorted(find_free(2)) == sorted(ports[:2])
 
 
 @pytest.mark.parametrize(
     ("host", "is_here", "is_only_for_here"),
     [
-        ("127.0.0.1", True, True),
         ("127.9.9.9", True, True),
         ("localhost", True, True),
-        pytest.param("::1", True, True, marks=NEEDS_IPV6),
-        ("0.0.0.0", True, False),  # noqa: S104 - nobody listens
+        (ALL, True, False),
         pytest.param("::", True, False, marks=NEEDS_IPV6),
         (socket.gethostname(), True, None),
         ("203.0.113.1", False, False),
         ("no-such-host.invalid", False, None),
-        ("http://127.0.0.1", False, None),
         ("a..b", False, None),
-        ("x" * 70, False, None),
     ],
 )
 def test_a_host_may_be_this_machine_or_loopback(host: str, is_here: bool, is_only_for_here: bool | None) -> None:  # noqa: FBT001
@@ -108,49 +70,26 @@ def test_a_host_may_be_this_machine_or_loopback(host: str, is_here: bool, is_onl
         assert is_loopback(host) is is_only_for_here
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "0.0.0.0", "::", "::1"])  # noqa: S104 - nobody listens
-def test_address_is_its_own_address(host: str) -> None:
-    assert resolve(host) == host
-
-
-def test_name_has_an_address() -> None:
-    """Servers that take only addresses can then listen at a name."""
-    with socket.create_server((resolve("localhost"), 0)) as server:
-        assert is_loopback(server.getsockname()[0])
-
-
-@pytest.mark.parametrize("addresses", [["::1", "127.0.0.1"], ["127.0.0.1", "::1"]])
-def test_ipv4_address_is_preferred(monkeypatch: pytest.MonkeyPatch, addresses: list[str]) -> None:
-    look_up = socket.getaddrinfo
-    found = [entry for address in addresses for entry in look_up(address, None, type=socket.SOCK_STREAM)]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-
-    assert resolve("localhost") == "127.0.0.1"
-
-
 @NEEDS_IPV6
-def test_port_is_looked_for_where_the_server_will_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("addresses", [["::1", "127.0.0.1"], ["127.0.0.1", "::1"]])
+def test_ipv4_address_is_preferred_where_the_server_listens_and_where_it_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, addresses: list[str]
+) -> None:
     look_up = socket.getaddrinfo
 
     def look_up_both(host: str, *arguments: int, **options: int) -> object:
-        addresses = ["::1", "127.0.0.1"] if host == "both" else [host]
-        return [entry for address in addresses for entry in look_up(address, *arguments, **options)]
+        return [entry for address in (addresses if host == "both" else [host]) for entry in look_up(address, *arguments, **options)]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up_both)
+    assert (resolve("both"), resolve("127.0.0.2"), resolve("::")) == ("127.0.0.1", "127.0.0.2", "::")
     with socket.create_server((resolve("both"), 0)) as server:
         assert not is_free("both", server.getsockname()[1])
-
-
-def test_unknown_host_has_no_address() -> None:
-    with pytest.raises(OSError, match=r"\w"):
-        resolve("no-such-host.invalid")
 
 
 def test_holder_of_a_port_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         found = holder(port)
-
     assert found is not None
     assert (found[0], found[1].split()[0]) == (os.getpid(), psutil.Process().cmdline()[0].split()[0])
     assert holder(port) is None
@@ -159,44 +98,30 @@ def test_holder_of_a_port_is_found() -> None:
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("nereid worker-1", True),
         ("nereid-2", True),
         ("gateway worker-12", True),
         ("/srv/.venv/bin/python3.11 -P -m app api", True),
         ("/usr/bin/python3 /usr/local/bin/nereid serve --port 80", True),
         ("/usr/local/bin/nereid serve", True),
         ("bash -c nereid serve", False),
-        ("python -m pytest tests/app", False),
         ("python -m app doctor", False),
         ("nginx: worker process", False),
-        ("", False),
     ],
 )
-def test_command_of_nereid_is_recognised(command: str, expected: bool) -> None:  # noqa: FBT001
+def test_command_of_nereid_is_recognised(command: str, *, expected: bool) -> None:
     assert (NEREID.search(command) is not None) is expected
 
 
-def test_socket_that_does_not_exist_is_free(tmp_path: Path) -> None:
-    assert remove_stale_socket(tmp_path / "api.sock")
-    assert not remove_stale_socket(tmp_path / "folder" / "api.sock")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_stale_socket_is_removed(tmp_path: Path) -> None:
+def test_socket_is_free_unless_someone_listens_there(tmp_path: Path) -> None:
     path = tmp_path / "api.sock"
-    listening_on(path).close()
-    assert path.is_socket()
-
     assert remove_stale_socket(path)
-    assert not path.exists()
-
-
-def test_socket_in_use_stays(tmp_path: Path) -> None:
-    path = tmp_path / "api.sock"
+    assert not remove_stale_socket(tmp_path / "folder" / "api.sock")
     with listening_on(path), socket.socket(socket.AF_UNIX) as client:
         assert not remove_stale_socket(path)
-
         client.connect(str(path))
+    assert path.is_socket()
+    assert remove_stale_socket(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -205,7 +130,7 @@ def test_socket_in_use_stays(tmp_path: Path) -> None:
         ("file", "something else is there"),
         (".", "something else is there"),
         ("file/api.sock", "Not a directory"),
-        ("x" * 108, "too long"),  # the kernel allows 107 bytes
+        ("x" * 108, "too long"),
     ],
 )
 def test_path_that_cannot_be_a_socket_is_an_error(tmp_path: Path, path: str, message: str) -> None:
@@ -213,5 +138,34 @@ def test_path_that_cannot_be_a_socket_is_an_error(tmp_path: Path, path: str, mes
     (tmp_path / "file").write_text("precious", encoding="utf-8")
     with pytest.raises(OSError, match=message):
         remove_stale_socket(tmp_path / path)
-
     assert (tmp_path / "file").read_text(encoding="utf-8") == "precious"
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1", pytest.param("::1", marks=NEEDS_IPV6), "socket"])
+def test_status_is_that_of_the_answer_and_no_proxy_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """A proxy in the environment is for other machines; a unix socket takes the place of host and port."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setitem(os.environ, "no_proxy", "")
+    path = tmp_path / "api.sock" if place == "socket" else None
+    with scripted(204, 503, path=path, host="127.0.0.1" if path else place) as server:
+        url = f"http://127.0.0.1:{free_port()}" if path else server.url
+        assert get_status(url + "/livez", PATIENCE_SECONDS, path) == 204
+        assert get(url, PATIENCE_SECONDS, path, key="ops.secret") == (503, "")
+    assert [asked.partition(b"\r\n")[0] for asked in server.asked] == [b"GET /livez HTTP/1.1", b"GET / HTTP/1.1"]
+    assert [b"X-API-Key: ops.secret\r\n" in asked for asked in server.asked] == [False, True]
+
+
+@pytest.mark.parametrize("said", [b"220 mail.example.org ESMTP\r\n", b"HTTP/1.1 twohundred OK\r\n\r\n", b"HTTP/1.1 2", None])
+def test_an_answer_that_is_not_http_or_does_not_come_has_no_status(tmp_path: Path, said: bytes | None) -> None:
+    for path in (None, tmp_path / "api.sock"):
+        with scripted(said, path=path) as server:
+            assert get_status(server.url, 0.2 if said is None else PATIENCE_SECONDS, path) is None
+
+
+def test_without_a_server_there_is_no_status(tmp_path: Path) -> None:
+    path, url = tmp_path / "api.sock", f"http://127.0.0.1:{free_port()}"
+    assert get_status(url, PATIENCE_SECONDS) is None
+    assert get_status(url, PATIENCE_SECONDS, path) is None
+    listening_on(path).close()
+    assert get_status(url, PATIENCE_SECONDS, path) is None

