@@ -31,7 +31,8 @@ _MEANT = {502, 503, 504}
 """Of statuses above 499: Triton has failed."""
 _DOCUMENTS = [
     *(b"", b"null", b"[]", b"{}", b'{"image": 1}', b'{"image": {"type": "base64", "value": 7}}', b"\xff\xfe" * 50),
-    *(b'{"input": [{"type": "image_url", "url": "data:,"}]}', b"[" * 3000, b'{"a":' * 3000),
+    *(b'{"input": [{"type": "image_url", "url": "data:,"}]}', b"[" * 3000, b'{"a":' * 3000, b'{"image": [[]], "api_key": NaN}'),
+    *(b'{"confidence": 1%s, "model_id": null, "max_detections": -1}' % (b"0" * 400), b'{"class_filter": {"a": ["\\ud800"]}}'),
 ]
 
 

@@ -113,11 +113,15 @@ async def test_there_is_never_an_update(server: httpx.AsyncClient) -> None:
 async def test_log_line_has_the_route_model_and_code(
     gateway: tuple[FakeTriton, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of routes of one image, and of a list of images."""
     log = captured_log(monkeypatch, middleware)
     await gateway[1].post("/v1/vision/custom/tiny", files={"image": b"this is no image"})
-    line = [log[-1].kwargs[name] for name in ("route", "model", "status", "code")]
+    await gateway[1].post("/infer/object_detection", json={"model_id": "tiny", "image": {"type": "base64", "value": "QUJD"}})
 
-    assert line == ["/deepstack/v1/vision/custom/{model}", "tiny", 400, "unsupported_format"]
+    assert [[line.kwargs[name] for name in ("route", "model", "status", "code")] for line in log] == [
+        ["/deepstack/v1/vision/custom/{model}", "tiny", 400, "unsupported_format"],
+        ["/roboflow/infer/object_detection", "tiny", 415, "unsupported_format"],
+    ]
 
 
 async def test_paths_of_a_dialect_that_is_off_do_not_exist() -> None:

@@ -129,6 +129,9 @@ async def test_binary_outputs_are_those_of_json(server: httpx.AsyncClient) -> No
     some = await server.post(INFER, json=chosen)
     head = msgspec.json.decode(some.content[: int(some.headers[LENGTH])])
 
+    nothing = to_request(SCENE, parameters={"confidence": 1.0, "binary_data_output": True})
+    empty = tensors_of(await server.post(INFER, **nothing))
+    assert (empty["num_dets"].tolist(), empty["det_boxes"].shape, empty["class_names"].shape) == ([0], (0, 4), (0,))
     assert expected["class_names"] == ["red", "blue"]
     assert as_lists(some) == {"class_names": [["red", "blue"]], "num_dets": [[2]]}
     assert (head["id"], head["model_name"], head["model_version"]) == ("7", "six_columns", "1")
@@ -138,13 +141,6 @@ async def test_header_may_have_the_length_of_a_body_without_binary_tensors(serve
     for document in ({**IMAGE, "data": [TEXT]}, TENSOR):
         content = msgspec.json.encode({"inputs": [document]})
         assert tensors_of(await server.post(INFER, content=content, headers={LENGTH: str(len(content))}))
-
-
-async def test_image_without_objects_is_an_empty_tensor(server: httpx.AsyncClient) -> None:
-    for output in (False, True):
-        sent = to_request(SCENE, parameters={"confidence": 1.0, "binary_data_output": output})
-        found = tensors_of(await server.post(INFER, **sent))
-        assert (found["num_dets"].tolist(), found["det_boxes"].shape, found["class_names"].shape) == ([0], (0, 4), (0,))
 
 
 async def test_classifier_answers_its_best_classes(server: httpx.AsyncClient) -> None:

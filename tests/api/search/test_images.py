@@ -2,7 +2,7 @@
 
 from urllib.parse import quote
 
-import httpx
+import pytest
 
 from app.search.postgres.engine import PostgresEngine
 from tests.api.search.conftest import OpenGateway, key
@@ -12,16 +12,18 @@ from tests.support import json
 IMAGE = picture((10, 10, 89, 89), (110, 10, 189, 89))
 
 
-async def test_image_is_shown_and_deleted(searching: httpx.AsyncClient, own_engine: PostgresEngine) -> None:
-    await index(own_engine, searching, "Zürich 1", IMAGE, ["EXIT"], camera=3)
+async def test_image_is_shown_and_deleted(open_gateway: OpenGateway, own_engine: PostgresEngine) -> None:
     path = f"/query/image/{quote('Zürich 1')}"
-    shown = json(await searching.get(path))
-    with_vector = json(await searching.get(f"/v1{path}?include_embedding=true"))
-    statistics = json(await searching.get("/query/stats"))
-    face = json(await searching.post("/faces/search", content=IMAGE))["results"][0]["face_id"]
-    kept = await searching.get(f"{path}/thumbnail")
-    none = [json(await searching.get(f"{path}/thumbnail?face_id={id_}"), 404)["code"] for id_ in (face, "x")]
-    deleted = json(await searching.delete(path))
+    async with open_gateway(search_thumbnails=True) as client:
+        await index(own_engine, client, "Zürich 1", IMAGE, ["EXIT"], camera=3)
+        shown = json(await client.get(path))
+        with_vector = json(await client.get(f"/v1{path}?include_embedding=true"))
+        statistics = json(await client.get("/query/stats"))
+        face = json(await client.post("/faces/search", content=IMAGE))["results"][0]["face_id"]
+        kept = await client.get(f"{path}/thumbnail")
+        none = [json(await client.get(f"{path}/thumbnail?face_id={id_}"), 404)["code"] for id_ in (face, "x")]
+        deleted = json(await client.delete(path))
+        unknown = [json(await client.request(method, path), 404)["code"] for method in ("GET", "DELETE")]
 
     assert (shown["status"], shown["image_id"], shown["error"], shown["global_embedding"]) == ("success", "Zürich 1", None, None)
     about = shown["metadata"]
@@ -37,20 +39,27 @@ async def test_image_is_shown_and_deleted(searching: httpx.AsyncClient, own_engi
     assert (statistics["total_documents"], statistics["total_size_human"][-3:]) == (6, "KiB")
     assert (kept.content, kept.headers["content-type"], kept.headers["cache-control"][:7]) == (b"a JPEG", "image/jpeg", "private")
     assert none[0] in {"not_offered", "unknown_record"}
-    assert none[1] == "unknown_record"
+    assert [none[1], *unknown] == ["unknown_record"] * 3
     assert (sorted(deleted["deleted_from"]), deleted["total_deleted"]) == (sorted(shown["indexed_in"]), 6)
-    assert json(await searching.get(path), 404)["code"] == json(await searching.delete(path), 404)["code"] == "unknown_record"
 
 
-async def test_key_that_may_search_may_not_delete(open_gateway: OpenGateway) -> None:
-    scopes = {"reader": "search", "writer": "ingest", "camera": "detect"}
-    async with open_gateway(scopes) as client:
-
-        async def ask(method: str, path: str) -> list[int]:
-            return [(await client.request(method, path, headers=key(name))).status_code for name in scopes]
-
-        assert await ask("DELETE", "/query/image/x") == [403, 404, 403]
-        assert await ask("GET", "/query/stats") == [200, 403, 403]
-        assert await ask("POST", "/ocr/search?text=x") == [200, 403, 403]
+@pytest.mark.parametrize(
+    ("method", "path", "statuses"),
+    [
+        ("POST", "/ocr/search?text=x", [200, 403, 403]),
+        ("GET", "/query/stats", [200, 403, 403]),
+        ("DELETE", "/query/image/x", [403, 404, 403]),
+        ("POST", "/ingest", [403, 201, 403]),
+        ("POST", "/ingest/directory", [403, 400, 403]),
+        ("POST", "/embed/image?index=true", [403, 403, 403]),
+    ],
+)
+async def test_route_of_search_needs_a_key_with_its_scope(
+    open_gateway: OpenGateway, method: str, path: str, statuses: list[int]
+) -> None:
+    async with open_gateway({"reader": "search", "writer": "ingest", "camera": "detect"}) as client:
+        content = IMAGE if method == "POST" else None
+        for name, status in zip(("reader", "writer", "camera"), statuses, strict=True):
+            json(await client.request(method, path, content=content, headers=key(name)), status)
         foreign = {**key("writer"), "Origin": "https://elsewhere.example"}
-        assert (await client.delete("/query/image/x", headers=foreign)).status_code == 403
+        assert method != "DELETE" or (await client.delete(path, headers=foreign)).status_code == 403

@@ -12,7 +12,7 @@ from blake3 import blake3
 from PIL import Image
 
 from app.search.postgres.engine import PostgresEngine
-from tests.api.search.conftest import OpenGateway, key
+from tests.api.search.conftest import OpenGateway
 from tests.fakes.models import scene
 from tests.postgres import Server
 from tests.support import SCENE, json
@@ -139,24 +139,3 @@ async def test_vector_of_embed_image_may_be_kept(searching: httpx.AsyncClient, c
     assert kept["embedding"] == plain["embedding"]
     assert json(await client.post("/embed/image?index=true", content=SCENE), 404)["code"] == "not_offered"
     assert json(await searching.post("/embed/image?index=true&image_id=%01", content=OTHER), 400)["code"] == "invalid_parameter"
-
-
-async def test_adding_images_needs_a_scope_and_stays_within_a_tenant(open_gateway: OpenGateway) -> None:
-    scopes = {"camera": "detect", "north": "detect ingest", "south": "ingest"}
-    async with open_gateway(scopes, tenants=("south",)) as client:
-
-        async def post(path: str, name: str, status: int) -> Any:  # noqa: ANN401 - JSON
-            return json(await client.post(path, content=SCENE, headers=key(name)), status)
-
-        for path in ("/ingest", "/embed/image?index=true", "/ingest/directory"):
-            assert (await post(path, "camera", 403))["code"] == "forbidden"
-        assert (await post("/ingest?image_id=n", "north", 201))["status"] == "success"
-        assert (await post("/embed/image?index=true", "north", 200))["image_id"] == "n"
-        assert (await post("/ingest?image_id=s", "south", 201))["status"] == "success"
-
-
-async def test_document_tells_what_a_status_means(searching: httpx.AsyncClient) -> None:
-    paths = json(await searching.get("/search/docs/openapi.json"))["paths"]
-    for path, more in {"/ingest": [], "/ingest/batch": [], "/ingest/directory": ["202"], "/search/reindex": ["202"]}.items():
-        responses = paths[path]["post"]["responses"]
-        assert sorted(status for status in responses if status < "400") == ["200", "201", *more]
