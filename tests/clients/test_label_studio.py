@@ -101,24 +101,14 @@ async def regions(server: httpx.AsyncClient, config: str, model: str) -> dict[st
     )
     by_control: dict[str, list[dict[str, Any]]] = {}
     for region in prediction["result"]:
-        assert (region["original_width"], region["original_height"], region["image_rotation"]) == (64, 32, 0)
+        assert (region["to_name"], region["original_width"], region["original_height"], region["image_rotation"]) == (
+            "i",
+            64,
+            32,
+            0,
+        )
         by_control.setdefault(region["from_name"], []).append(region)
     return by_control
-
-
-async def test_rectangles_are_the_boxes_of_the_gateway(server: httpx.AsyncClient, gateway: Application) -> None:
-    detections = json(await calling(gateway).post("/detect?boxes=normalized&confidence=0.25", content=SCENE))["detections"]
-    (prediction,) = await results(server, ENCODED)
-
-    assert prediction["model_version"] == "six_columns:1"
-    assert len(detections) == 2
-    for region, detection in zip(prediction["result"], detections, strict=True):
-        value = region["value"]
-        assert (region["from_name"], region["to_name"], region["type"]) == ("label", "image", "rectanglelabels")
-        labelled = (value["rectanglelabels"][0].lower(), region["score"], value["rotation"])
-        assert labelled == (detection["class_name"], detection["confidence"], 0)
-        corners = value["x"], value["y"], value["x"] + value["width"], value["y"] + value["height"]
-        assert corners == pytest.approx([100 * detection[side] for side in ("x1", "y1", "x2", "y2")], abs=0.02)
 
 
 async def test_health_is_that_of_the_gateway(server: httpx.AsyncClient) -> None:
@@ -382,6 +372,7 @@ async def test_oriented_boxes_are_turned_around_their_first_corner() -> None:
         by_control = await regions(server, f'<View><Image name="i" value="$image"/>{control}</View>', "tiny")
 
     first, second = (region["value"] for region in by_control["r"])
+    assert [region["score"] for region in by_control["r"]] == [0.9, 0.8]
     assert first == {"x": 12.5, "y": 25, "width": 25, "height": 25, "rotation": 0, "rectanglelabels": ["dog"]}
     assert second == {"x": 68.75, "y": 0, "width": 25, "height": 25, "rotation": 90, "rectanglelabels": ["cat"]}
 

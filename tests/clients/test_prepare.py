@@ -35,7 +35,9 @@ def large_scene(image_format: str, orientation: int = 1) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize(("image_format", "orientation"), [("JPEG", 1), ("JPEG", 6), ("JPEG", 3), ("PNG", 6), ("WEBP", 7)])
+@pytest.mark.parametrize(
+    ("image_format", "orientation"), [("JPEG", 1), ("JPEG", 6), ("JPEG", 3), ("PNG", 6), ("WEBP", 6), ("TIFF", 7)]
+)
 async def test_boxes_are_those_of_the_upright_original(asynchronous: AsyncClient, image_format: str, orientation: int) -> None:
     image = large_scene(image_format, orientation)
     for boxes, model_pixel in (("pixel", 13), ("normalized", 0.01)):

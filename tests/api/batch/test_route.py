@@ -1,6 +1,5 @@
 """POST /detect/batch with a real Triton: each image is answered as if it were alone, in a document, in lines or as COCO results."""
 
-import asyncio
 import base64
 import gzip
 from collections.abc import Callable
@@ -205,18 +204,6 @@ async def test_log_and_metrics_count_images(client: httpx.AsyncClient, monkeypat
         assert "read" in line["stages"]
     assert 'api_requests_total{endpoint="/detect/batch",status="200"}' in text
     assert 'api_batch_images_total{status="415"}' in text
-
-
-async def test_batches_and_single_requests_get_their_own_answers(
-    client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]
-) -> None:
-    single = [client.post("/predict/six_columns?boxes=pixel", content=scene) for scene in SCENES * 2]
-    batches = [client.post(f"{PATH}&boxes=pixel", files=form(*SCENES)) for _ in range(6)]
-    answers = await asyncio.gather(*single, *batches)
-
-    assert [json(answer)["detections"] for answer in answers[:10]] == alone * 2
-    for answer in answers[10:]:
-        assert [result["detections"] for result in json(answer)["results"]] == alone
 
 
 async def test_coco_results_of_all_images_are_in_one_list(client: httpx.AsyncClient) -> None:

@@ -221,6 +221,8 @@ async def test_thresholds_of_v0_are_fractions_or_percentages(server: httpx.Async
         for name in ("confidence", "overlap"):
             answer = json(await server.post(f"{V0}?{name}={confidence}", files={"file": ("a.jpg", SCENE)}), 400)
             assert answer["message"] == f"{name}: expected a number from 0 to 100"
+    for confidence, count in (("0.99", 0), ("1", 2)):  # of which 1 is one percent
+        assert len(json(await server.post(V0, params={"confidence": confidence}, content=SCENE))["predictions"]) == count
 
 
 async def test_gateways_own_paths_stay_its_own(server: httpx.AsyncClient) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
-import pytest
 
 from tests.fakes.models import scene
 from tests.support import SCENE, json
@@ -93,25 +92,26 @@ async def test_hostile_requests_are_refused_and_nothing_is_stored(searching: htt
     assert json(await searching.get("/query/stats")) == before
 
 
-ODD = {
-    "SQL": SQL,
-    "right to left": "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd",
-    "combining, and outside of the first plane": "e\u0301\u0323 Z\u0351\u036b\u0343\u036a\u0302\u036b \U0001f469\U0001f52c",
-    "wildcards and markup": "%_\\$1 <b onclick=alert(1)>&amp;?a=b#c",
-}
+ODD = [
+    SQL,
+    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd",  # from right to left
+    "e\u0301\u0323 Z\u0351\u036b\u0343\u036a\u0302\u036b \U0001f469\U0001f52c",  # combining, and outside of the first plane
+    "%_\\$1 <b onclick=alert(1)>&amp;?a=b#c",
+]
 
 
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-async def test_odd_but_valid_texts_come_back(searching: httpx.AsyncClient, odd: str) -> None:
+async def test_odd_but_valid_texts_come_back(searching: httpx.AsyncClient) -> None:
     """As id, path and metadata of an image; as a filter, and as words."""
-    data = {"image_id": odd, "image_path": odd, "metadata": httpx.Response(200, json={odd: [odd]}).text}
-    assert json(await searching.post("/ingest", files={"image": SCENE}, data=data), 201)["image_id"] == odd
+    for odd in ODD:
+        data = {"image_id": odd, "image_path": odd, "metadata": httpx.Response(200, json={odd: [odd]}).text}
+        path = f"/query/image/{quote(odd, safe='')}"
+        assert json(await searching.post("/ingest", files={"image": SCENE}, data=data), 201)["image_id"] == odd
 
-    kept = json(await searching.get(f"/query/image/{quote(odd, safe='')}"))["metadata"]
-    assert (kept["image_id"], kept["image_path"], kept["metadata"]) == (odd, odd, {odd: [odd]})
-    for filter_, count in ((data["metadata"], 1), ('{"other": 1}', 0)):
-        found = json(await searching.post("/search/image", files={"image": SCENE}, data={"metadata": filter_}))["results"]
-        assert [one["image_id"] for one in found] == [odd] * count
-    for fuzzy in ("true", "false"):
-        assert json(await searching.post("/ocr/search", json={"text": odd, "fuzzy": fuzzy}))["total_results"] == 0
-    assert json(await searching.delete(f"/query/image/{quote(odd, safe='')}"))["image_id"] == odd
+        kept = json(await searching.get(path))["metadata"]
+        assert (kept["image_id"], kept["image_path"], kept["metadata"]) == (odd, odd, {odd: [odd]})
+        for filter_, count in ((data["metadata"], 1), ('{"other": 1}', 0)):
+            found = json(await searching.post("/search/image", files={"image": SCENE}, data={"metadata": filter_}))["results"]
+            assert [one["image_id"] for one in found] == [odd] * count
+        for fuzzy in ("true", "false"):
+            assert json(await searching.post("/ocr/search", json={"text": odd, "fuzzy": fuzzy}))["total_results"] == 0
+        assert json(await searching.delete(path))["image_id"] == odd
