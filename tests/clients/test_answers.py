@@ -51,7 +51,8 @@ async def test_each_method_returns_what_the_gateway_says(asynchronous: AsyncClie
     assert everything.global_embedding == one.embedding
     assert everything.ocr
     assert (everything.ocr.texts, len(everything.faces), everything.errors) == (["r"], len(faces.faces), {})
-    assert all(each.embedding for each in (*everything.faces, *everything.detections))
+    assert all(face.embedding for face in everything.faces)
+    assert all(detection.embedding for detection in everything.detections)
     assert (found.steps, found.image_steps) == ([{}] * len(found.detections), {})
 
 

@@ -205,7 +205,8 @@ async def test_bad_configuration_is_400(server: httpx.AsyncClient, config: str) 
 
 
 async def test_bad_tasks_are_400(server: httpx.AsyncClient) -> None:
-    for tasks in ([], [7], [{}], [{"data": 1}], [{"data": {}}], {}, "x", [{"data": {"image": []}}]):
+    wrong: list[object] = [[], [7], [{}], [{"data": 1}], [{"data": {}}], {}, "x", [{"data": {"image": []}}]]
+    for tasks in wrong:
         json(await server.post("/predict", json={**request(), "tasks": tasks}), 400)
 
 

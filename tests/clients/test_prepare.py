@@ -1,6 +1,7 @@
 """Images that the client makes smaller before it sends them: boxes are those of the original."""
 
 from io import BytesIO
+from typing import Any
 
 import pytest
 from PIL import ExifTags, Image, JpegImagePlugin
@@ -41,7 +42,7 @@ def large_scene(image_format: str, orientation: int = 1) -> bytes:
 async def test_boxes_are_those_of_the_upright_original(asynchronous: AsyncClient, image_format: str, orientation: int) -> None:
     image = large_scene(image_format, orientation)
     for boxes, model_pixel in (("pixel", 13), ("normalized", 0.01)):
-        options = {"model": "six_columns", "boxes": boxes}
+        options: dict[str, Any] = {"model": "six_columns", "boxes": boxes}
         expected = await asynchronous.detect(image, **options)
         (batched,) = await asynchronous.detect_batch([image], prepare=PREPARE, **options)
         for found in (await asynchronous.detect(image, prepare=PREPARE, **options), batched):

@@ -25,7 +25,7 @@ class Gateway(httpx.MockTransport):
 
     def __init__(self, **shape: Any) -> None:  # noqa: ANN401
         self.asked: list[str] = []
-        box = {"x1": 20.0, "y1": 30.0, "x2": 80.0, "y2": 90.0}
+        box: dict[str, Any] = {"x1": 20.0, "y1": 30.0, "x2": 80.0, "y2": 90.0}
         found = schema.Detection(**box, confidence=0.9, class_=1, class_id=1, class_name="red", **shape)
         self.objects = {"detections": [msgspec.to_builtins(found)], "image": {"width": 200, "height": 100}}
         super().__init__(self.answer)

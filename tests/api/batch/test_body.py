@@ -13,6 +13,7 @@ from app.errors import InvalidParameter, MalformedRequest
 FORM = "multipart/form-data; boundary=b"
 JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"
+NO_IMAGES: list[Any] = ["", "***", 7, None, {"x": []}]
 DEEP = b'{"images": ' + b"[" * 100_000
 
 
@@ -58,7 +59,7 @@ def test_json_has_a_list_of_images_and_parameters(kind: str) -> None:
     ("data", "kind"),
     [
         (form(("images", b"a", "a"), ("images", b"", None), ("images", b"c", "c")), FORM),
-        *((document(["YQ==", entry, "Yw=="]), JSON) for entry in ("", "***", 7, None, {"x": []})),
+        *((document(["YQ==", entry, "Yw=="]), JSON) for entry in NO_IMAGES),
         (b'{"images": ["YQ==", "\xff", "Yw=="]}', JSON),
     ],
 )

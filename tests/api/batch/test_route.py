@@ -208,6 +208,7 @@ async def test_log_and_metrics_count_images(client: httpx.AsyncClient, monkeypat
 
 async def test_coco_results_of_all_images_are_in_one_list(client: httpx.AsyncClient) -> None:
     """The caller may number the images; one without objects has no results."""
+    alone: list[dict[str, Any]] = []
     for ids in ([0, 1, 2, 3, 4], [139, 285, 632, 0, 2**53]):
         text = ", ".join(map(str, ids))
         alone = [

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from io import BytesIO
+from typing import Any
 
 import httpx
 import numpy as np
@@ -12,7 +13,7 @@ from app.search.postgres.engine import PostgresEngine
 from tests.support import json
 
 CORNERS = (0.1, 0.2, 0.5, 0.2, 0.5, 0.4, 0.1, 0.4)
-INDEXES = {"car": "vehicles", "person": "people"}
+INDEXES: dict[str, Any] = {"car": "vehicles", "person": "people"}
 
 
 def picture(red: Sequence[int] = (), blue: Sequence[int] = ()) -> bytes:
@@ -51,7 +52,11 @@ async def index(
         )
         for each in found["faces"]
     ]
-    about = {"content_hash": image_id.encode().ljust(32, b"-")[:32], "path": f"/images/{image_id}.png", "thumbnail": b"a JPEG"}
+    about: dict[str, Any] = {
+        "content_hash": image_id.encode().ljust(32, b"-")[:32],
+        "path": f"/images/{image_id}.png",
+        "thumbnail": b"a JPEG",
+    }
     texts = [TextPart(text=line, corners=CORNERS, score=0.9) for line in lines]
-    parts = {"objects": objects, "faces": faces, "lines": texts, "vectors": vectors(whole["embedding"])}
+    parts: dict[str, Any] = {"objects": objects, "faces": faces, "lines": texts, "vectors": vectors(whole["embedding"])}
     await engine.add("", NewImage(image_id=image_id, metadata=metadata, **about, **whole["image"], **parts))

@@ -21,7 +21,7 @@ from tests.processes import PATIENCE_SECONDS
 from tests.support import SCENE, json
 
 OTHER = scene("BMP", background="yellow", shift=10)
-QUICK = {"enable_ocr": "false", "enable_faces": "false", "enable_detection": "false"}
+QUICK: dict[str, Any] = {"enable_ocr": "false", "enable_faces": "false", "enable_detection": "false"}
 
 
 async def index(client: httpx.AsyncClient, folder: Path, status: int = 201, **given: str) -> dict[str, Any]:
