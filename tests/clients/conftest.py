@@ -31,8 +31,7 @@ class ThreadTransport(httpx.BaseTransport):
 @pytest.fixture(scope="session")
 async def transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.ASGITransport]:
     assert triton.poll() is None
-    app = create_app(settings)
-    async with lifespan_of(app):
+    async with lifespan_of(app := create_app(settings)):
         yield httpx.ASGITransport(app, raise_app_exceptions=False)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Text, faces, vectors, analyses and cascades reach the users of the client, with both classes."""
+"""Text, faces, vectors, analyses, cascades and what search keeps reach the users of the client, with both classes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,31 +10,33 @@ import pytest
 from PIL import Image
 
 from app.embedded.server import EmbeddedTriton
-from app.main import create_app
 from app.settings.schema import Settings
 from nereid_client import AsyncClient, Client, ImageSize, Prepare, Problem, Vector
 from tests.clients.conftest import ThreadTransport
-from tests.support import SCENE, lifespan_of
+from tests.clients.responses import detected
+from tests.fakes import models
+from tests.search.made import served
+from tests.support import SCENE
 
 
-@pytest.fixture(scope="module")
-async def transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.ASGITransport]:
-    """Of an application in which faces are on."""
+@pytest.fixture
+async def transport(settings: Settings, triton: EmbeddedTriton, database: str) -> AsyncIterator[httpx.ASGITransport]:
+    """Of an application in which faces and search are on."""
     assert triton.poll() is None
-    app = create_app(msgspec.structs.replace(settings, model="six_columns", faces=True))
-    async with lifespan_of(app):
+    options = {"model": "six_columns", "faces": True, "database_url": database}
+    async with served(msgspec.structs.replace(settings, **options)) as app:
         yield httpx.ASGITransport(app, raise_app_exceptions=False)  # type: ignore[arg-type]
 
 
-async def test_each_method_returns_what_the_gateway_says(transport: httpx.ASGITransport) -> None:
-    async with AsyncClient(transport=transport) as client:
-        read = await client.ocr(SCENE, min_rec_score=0.6)
-        faces, described = await client.detect_faces(SCENE), await client.recognize_faces(SCENE)
-        verified = await client.verify_faces(SCENE, SCENE, threshold=0.7)
-        one, (other, wrong) = await client.embed(SCENE), await client.embed_batch([SCENE, b"nothing"])
-        parts = await client.embed_boxes(SCENE, [(0, 0, 1, 1), (0.1, 0.3, 0.4, 0.9)])
-        everything = await client.analyze(SCENE, include_embedding=True, include_face_embeddings=True)
-        found = await client.predict("six_columns", SCENE, boxes="pixel")
+async def test_each_method_returns_what_the_gateway_says(asynchronous: AsyncClient) -> None:
+    client = asynchronous
+    read = await client.ocr(SCENE, min_rec_score=0.6)
+    faces, described = await client.detect_faces(SCENE), await client.recognize_faces(SCENE)
+    verified = await client.verify_faces(SCENE, SCENE, threshold=0.7)
+    one, (other, wrong) = await client.embed(SCENE), await client.embed_batch([SCENE, b"nothing"])
+    parts = await client.embed_boxes(SCENE, [(0, 0, 1, 1), (0.1, 0.3, 0.4, 0.9)])
+    everything = await client.analyze(SCENE, include_embedding=True, include_face_embeddings=True)
+    found = await client.predict("six_columns", SCENE, boxes="pixel")
 
     assert (sorted(read.texts), len(read.regions[0].box), read.truncated) == (["b", "r"], 8, False)
     assert read.timings.keys() >= {"lines", "direction", "text"}
@@ -54,7 +56,30 @@ async def test_each_method_returns_what_the_gateway_says(transport: httpx.ASGITr
     assert (found.steps, found.image_steps) == ([{}] * len(found.detections), {})
 
 
-async def test_client_and_async_client_return_the_same_answers(transport: httpx.ASGITransport) -> None:
+async def test_images_are_indexed_found_and_deleted(asynchronous: AsyncClient) -> None:
+    client = asynchronous
+    added = await client.ingest(SCENE, metadata={"camera": 3}, image_id="one", image_path="/one.bmp")
+    again = await client.ingest(SCENE, image_id="two")
+    await client.ingest(models.scene("BMP", shift=16), image_id="other", detect_near_duplicates=False)
+    alike = await client.search_image(SCENE, top_k=5, min_score=0.1)
+    faces = await client.search_faces(SCENE, min_score=0.9)
+    words = await client.search_text("r", top_k=1)
+    deleted = await client.delete_image("one")
+    with pytest.raises(Problem, match="unknown_record"):
+        await client.delete_image("one")
+
+    assert (added.status, added.image_id, added.num_detections, added.timings["total"] > 0) == ("success", "one", 2, True)
+    assert (again.status, again.existing_image_id, again.existing_image_path) == ("duplicate", "one", "/one.bmp")
+    assert (alike.results[0].image_id, alike.results[0].metadata) == ("one", {"camera": 3})
+    assert alike.results[0].score == pytest.approx(1, abs=1e-3)
+    assert faces.results[0].face_id
+    assert faces.results[0].box
+    assert words.results[0].matched_text == "r"
+    assert deleted.total_deleted > 1
+
+
+async def test_client_and_async_client_return_the_same_answers(asynchronous: AsyncClient, transport: httpx.ASGITransport) -> None:
+    await asynchronous.ingest(SCENE, image_id="one")
     calls: list[tuple[str, tuple[object, ...], str]] = [
         ("ocr", (SCENE,), "texts"),
         ("detect_faces", (SCENE,), "faces"),
@@ -64,56 +89,47 @@ async def test_client_and_async_client_return_the_same_answers(transport: httpx.
         ("embed_boxes", (SCENE, [(0, 0, 1, 1)]), "boxes"),
         ("analyze", (SCENE,), "detections"),
         ("predict", ("six_columns", SCENE), "detections"),
+        ("ingest", (SCENE,), "existing_image_id"),
+        ("search_image", (SCENE,), "results"),
+        ("search_faces", (SCENE,), "results"),
+        ("search_text", ("r",), "results"),
     ]
+    found = [getattr(await getattr(asynchronous, name)(*given), field) for name, given, field in calls]
 
     def ask() -> list[object]:
         with Client(transport=ThreadTransport(transport, loop)) as client:
-            found = [getattr(getattr(client, name)(*given), field) for name, given, field in calls]
-            return [*found, client.embed_batch([SCENE])]
+            answers = [getattr(getattr(client, name)(*given), field) for name, given, field in calls]
+            return [*answers, client.embed_batch([SCENE]), client.delete_image("one").total_deleted > 1]
 
     loop = asyncio.get_running_loop()
-    async with AsyncClient(transport=transport) as client:
-        found = [getattr(await getattr(client, name)(*given), field) for name, given, field in calls]
-        assert await asyncio.to_thread(ask) == [*found, await client.embed_batch([SCENE])]
+    batch = await asynchronous.embed_batch([SCENE])
+    assert await asyncio.to_thread(ask) == [*found, batch, True]
 
 
-async def test_corners_of_a_prepared_picture_are_those_of_the_original(transport: httpx.ASGITransport) -> None:
+async def test_corners_of_a_prepared_picture_are_those_of_the_original(asynchronous: AsyncClient) -> None:
     file = BytesIO()
     Image.open(BytesIO(SCENE)).resize((800, 400)).save(file, "PNG")
-    async with AsyncClient(transport=transport) as client:
-        small = await client.ocr(SCENE)
-        large = await client.ocr(file.getvalue(), prepare=Prepare(200, 95))
+    small = await asynchronous.ocr(SCENE)
+    large = await asynchronous.ocr(file.getvalue(), prepare=Prepare(200, 95))
 
     assert (large.image, large.texts) == (ImageSize(800, 400), small.texts)
     assert large.regions[0].box == pytest.approx([4 * at for at in small.regions[0].box], abs=12)
 
 
 async def test_steps_of_a_cascade_are_apart_from_the_objects() -> None:
-    answer = {
-        "detections": [
-            {"x1": 0.1, "y1": 0.1, "x2": 0.5, "y2": 0.5, "confidence": 0.9, "class": 0, "class_id": 0, "class_name": "plate"}
-            | {"text": {"text": "AB 12", "confidence": 0.9}}
-        ],
-        "num_detections": 1,
-        "status": "success",
-        "image": {"width": 4, "height": 4},
-        "model": {"name": "plates", "version": "1", "backend": "triton", "device": "cpu"},
-        "total_time_ms": 1.0,
-        "request_id": "0",
-        "truncated": True,
-        "mood": {"class_name": "light"},
-        "errors": {"colour": {"code": "invalid_model_output", "detail": "no"}},
-    }
-    asked: list[httpx.Request] = []
+    text = {"text": {"text": "AB 12", "confidence": 0.9}}
+    plain = detected(("plate", 0, 0.9, (0.1, 0.1, 0.5, 0.5))).json()
+    plain["detections"][0] |= text
+    errors = {"colour": {"code": "invalid_model_output", "detail": "no"}}
+    asked: list[str] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        return httpx.Response(200, json=answer)
+        asked.append(request.url.path)
+        return httpx.Response(200, json={**plain, "truncated": True, "mood": {"class_name": "light"}, "errors": errors})
 
     async with AsyncClient(transport=httpx.MockTransport(handle)) as client:
         found = await client.predict("plates", b"picture")
 
-    assert asked[0].url.path == "/predict/plates"
-    assert found.steps == [{"text": {"text": "AB 12", "confidence": 0.9}}]
+    assert (asked, found.steps) == (["/predict/plates"], [text])
     assert (found.image_steps, found.truncated) == ({"mood": {"class_name": "light"}}, True)
     assert found.errors["colour"].code == "invalid_model_output"

@@ -26,36 +26,33 @@ from tests.support import SCENE, json
 MODEL = "six_columns"
 SCENES = [models.scene("BMP", shift=shift) for shift in (-16, 0, 16)]
 BROKEN = b"this is not an image"
+ADDRESS = "https://images.example.org/cat.jpg"
 
 
-async def test_the_result_is_that_of_the_gateway(synchronous: Client, asynchronous: AsyncClient, client: httpx.AsyncClient) -> None:
+async def test_result_is_that_of_the_gateway(synchronous: Client, asynchronous: AsyncClient, client: httpx.AsyncClient) -> None:
     raw = json(await client.post("/detect", params={"model": MODEL, "boxes": "pixel"}, content=SCENE))
     one = await asynchronous.detect(SCENE, model=MODEL, boxes="pixel")
     other = await asyncio.to_thread(synchronous.detect, SCENE, model=MODEL, classes=["blue"])
+    class_of = await asynchronous.classify(SCENE, model="planes_to_logits", top_k=2)
+    classes = await asyncio.to_thread(synchronous.classify, SCENE, model="planes_to_logits")
 
     for found in (one, other):
         assert (found.image, found.model.name, len(found.request_id)) == (ImageSize(200, 100), MODEL, 16)
         assert {"read", "decode", "infer", "post", "total"} <= set(found.timings)
         assert all(found.timings.values())
-    assert [(found.class_name, found.x1, found.y1, found.x2, found.y2, found.confidence) for found in one.detections] == [
-        tuple(found[name] for name in ("class_name", "x1", "y1", "x2", "y2", "confidence")) for found in raw["detections"]
+    fields = ("class_name", "x1", "y1", "x2", "y2", "confidence")
+    assert [[getattr(found, name) for name in fields] for found in one.detections] == [
+        [found[name] for name in fields] for found in raw["detections"]
     ]
     assert [found.class_name for found in one.detections] == ["red", "blue"]
     (blue,) = other.detections
     assert blue.class_name == "blue"
     assert blue.x1 == pytest.approx(one.detections[1].x1 / 200, abs=1e-4)
+    assert class_of.classifications == classes.classifications[:2]
+    assert {found.class_name for found in classes.classifications} == set(LABELS)
 
 
-async def test_a_classifier_names_classes(synchronous: Client, asynchronous: AsyncClient) -> None:
-    one = await asynchronous.classify(SCENE, model="planes_to_logits", top_k=2)
-    other = await asyncio.to_thread(synchronous.classify, SCENE, model="planes_to_logits")
-
-    assert one.classifications == other.classifications[:2]
-    assert one.classifications[0].confidence >= one.classifications[1].confidence
-    assert {found.class_name for found in other.classifications} == set(LABELS)
-
-
-async def test_the_gateway_draws(asynchronous: AsyncClient, tmp_path: Path) -> None:
+async def test_picture_in_a_file_is_drawn_by_the_gateway(asynchronous: AsyncClient, tmp_path: Path) -> None:
     (tmp_path / "scene.bmp").write_bytes(SCENE)
     found = await asynchronous.detect(tmp_path / "scene.bmp", draw=True, model=MODEL)
 
@@ -65,7 +62,7 @@ async def test_the_gateway_draws(asynchronous: AsyncClient, tmp_path: Path) -> N
     assert (await asynchronous.detect(str(tmp_path / "scene.bmp"), model=MODEL)).visualization is None
 
 
-async def test_a_batch_keeps_its_order(synchronous: Client, asynchronous: AsyncClient) -> None:
+async def test_batch_keeps_its_order(synchronous: Client, asynchronous: AsyncClient) -> None:
     images = [*SCENES, BROKEN, *[SCENES[0]] * 62]
     one = await asynchronous.detect_batch(images, model=MODEL, boxes="pixel", timeout_ms=20000)
     other = await asyncio.to_thread(synchronous.detect_batch, images[:4], model=MODEL, boxes="pixel")
@@ -81,14 +78,15 @@ async def test_a_batch_keeps_its_order(synchronous: Client, asynchronous: AsyncC
     assert (last.model.name, last.image) == (MODEL, ImageSize(200, 100))
 
 
-async def test_a_folder_is_sent_several_at_a_time(synchronous: Client, asynchronous: AsyncClient, tmp_path: Path) -> None:
+async def test_pictures_of_a_folder_are_sent_several_at_a_time(
+    synchronous: Client, asynchronous: AsyncClient, tmp_path: Path
+) -> None:
     (tmp_path / "deeper").mkdir()
     for number, scene in enumerate(SCENES):
         (tmp_path / "deeper" / f"{number}.BMP").write_bytes(scene)
     (tmp_path / "broken.png").write_bytes(BROKEN)
     (tmp_path / "readme.txt").write_text("no picture")
-    gone = tmp_path / "gone.png"
-    paths = [*pictures_in(tmp_path), gone]
+    paths = [*pictures_in(tmp_path), gone := tmp_path / "gone.png"]
     one = {path: found async for path, found in asynchronous.detect_each(paths, in_flight=3, model=MODEL)}
     other = await asyncio.to_thread(lambda: [*synchronous.detect_each(paths, in_flight=3, model=MODEL)])
 
@@ -97,11 +95,8 @@ async def test_a_folder_is_sent_several_at_a_time(synchronous: Client, asynchron
         assert isinstance(results.pop(gone), FileNotFoundError)
         assert isinstance(failed := results.pop(tmp_path / "broken.png"), Problem)
         assert failed.code == "unsupported_format"
-        assert {path.name: isinstance(found, DetectResult) for path, found in results.items()} == {
-            "0.BMP": True,
-            "1.BMP": True,
-            "2.BMP": True,
-        }
+        assert {path.name for path in results} == {"0.BMP", "1.BMP", "2.BMP"}
+        assert all(isinstance(found, DetectResult) for found in results.values())
 
 
 async def test_leaving_early_stops_what_is_in_flight() -> None:
@@ -139,8 +134,8 @@ async def test_errors_carry_what_the_gateway_says(synchronous: Client, asynchron
     with pytest.raises(Problem, match="400 invalid_parameter: confidence"):
         await asyncio.to_thread(synchronous.detect, SCENE, confidence=2)
     with pytest.raises(Problem, match="url_input_disabled"):
-        await asynchronous.detect("https://images.example.org/cat.jpg")
-    (failed,) = await asynchronous.detect_batch(["https://images.example.org/cat.jpg"])
+        await asynchronous.detect(ADDRESS)
+    (failed,) = await asynchronous.detect_batch([ADDRESS])
     assert isinstance(failed, Problem)
     assert failed.code == "url_input_disabled"
 
@@ -148,28 +143,29 @@ async def test_errors_carry_what_the_gateway_says(synchronous: Client, asynchron
 @pytest.mark.parametrize(
     ("response", "error", "message"),
     [
-        (
-            httpx.Response(502, html="<h1>Bad Gateway</h1>", headers={"X-Request-ID": "7"}),
-            Problem,
-            r"^502: Bad Gateway \(request 7\)$",
-        ),
-        (httpx.Response(200, html="<h1>Welcome</h1>"), UnexpectedResponse, "^http://127.0.0.1:4603/ does not respond as"),
+        (httpx.Response(502, html="<h1>Bad Gateway</h1>", headers={"X-Request-ID": "7"}), Problem, r"^502: .* \(request 7\)$"),
+        (httpx.Response(200, html="<h1>Welcome</h1>"), UnexpectedResponse, "^http://gateway/ does not respond as"),
         (httpx.Response(200, json={"detections": []}), UnexpectedResponse, "missing required field"),
-        (httpx.ReadTimeout("timed out"), Unreachable, "^http://127.0.0.1:4603/ does not respond: timed out$"),
+        (detected(("red", -1, 0.9, (0, 0, 1, 1))), UnexpectedResponse, "Expected `int`"),
+        (detected(("red", 1 << 40, 0.9, (0, 0, 1, 1))), UnexpectedResponse, "Expected `int`"),
+        (detected(size=(0, 100)), UnexpectedResponse, "Expected `int`"),
+        (httpx.ReadTimeout("timed out"), Unreachable, "^http://gateway/ does not respond: timed out$"),
     ],
-    ids=["proxy", "page", "json", "timeout"],
 )
-def test_other_servers_have_errors_too(response: httpx.Response | Exception, error: type[Exception], message: str) -> None:
+def test_answer_of_another_server_is_an_error_without_the_password(
+    response: httpx.Response | Exception, error: type[Exception], message: str
+) -> None:
     def answer(_: httpx.Request) -> httpx.Response:
         if isinstance(response, Exception):
             raise response
         return response
 
-    with Client(transport=httpx.MockTransport(answer)) as client, pytest.raises(error, match=message):
+    url = "http://user:secret@gateway"
+    with Client(url, transport=httpx.MockTransport(answer)) as client, pytest.raises(error, match=message):
         client.detect(SCENE)
 
 
-def test_the_key_is_sent_with_each_request() -> None:
+def test_key_is_sent_with_each_request() -> None:
     seen: list[httpx.Headers] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -179,36 +175,14 @@ def test_the_key_is_sent_with_each_request() -> None:
     with Client(key="camera.secret", headers={"X-Request-ID": "mine"}, transport=httpx.MockTransport(answer)) as client:
         client.detect(SCENE)
 
-    assert seen[0]["authorization"] == "Bearer camera.secret"
-    assert seen[0]["x-request-id"] == "mine"
+    assert (seen[0]["authorization"], seen[0]["x-request-id"]) == ("Bearer camera.secret", "mine")
 
 
 @pytest.mark.parametrize("ending", ["\n", " ", "é"])
-def test_a_key_that_cannot_be_sent_is_not_in_the_error(ending: str) -> None:
+def test_key_that_cannot_be_sent_is_not_in_the_error(ending: str) -> None:
     with pytest.raises(InvalidKey, match="the API key has characters that no key has") as raised:
         Client(key=f"camera.secret{ending}")
     assert "secret" not in str(raised.value)
-
-
-def test_errors_do_not_contain_the_password_of_the_address() -> None:
-    def answer(_: httpx.Request) -> httpx.Response:
-        raise httpx.ReadTimeout("timed out")
-
-    with (
-        Client("http://user:secret@gateway", transport=httpx.MockTransport(answer)) as client,
-        pytest.raises(Unreachable, match=r"^http://gateway/ does not respond"),
-    ):
-        client.detect(SCENE)
-
-
-@pytest.mark.parametrize(("class_id", "size"), [(-1, (200, 100)), (1 << 40, (200, 100)), (0, (0, 100))])
-def test_results_that_no_gateway_sends_are_errors(class_id: int, size: tuple[int, int]) -> None:
-    response = detected(("red", class_id, 0.9, (0, 0, 1, 1)), size=size)
-    with (
-        Client(transport=httpx.MockTransport(lambda _: response)) as client,
-        pytest.raises(UnexpectedResponse, match="Expected `int`"),
-    ):
-        client.detect(SCENE)
 
 
 def test_client_and_async_client_have_the_same_parameters() -> None:

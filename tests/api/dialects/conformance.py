@@ -25,9 +25,15 @@ from tests.support import SCENE, json, sample_image, started
 
 SECRET = "not-a-secret"  # noqa: S105 - it protects nothing
 KEY = f"camera.{SECRET}"
+URLENCODED = "application/x-www-form-urlencoded"
 _ORIENTATION = 0x0112
 _MEANT = {502, 503, 504}
 """Of statuses above 499: Triton has failed."""
+_DOCUMENTS = [
+    *(b"", b"null", b"[]", b"{}", b'{"image": 1}', b'{"image": {"type": "base64", "value": 7}}', b"\xff\xfe" * 50),
+    *(b'{"input": [{"type": "image_url", "url": "data:,"}]}', b"[" * 3000, b'{"a":' * 3000, b'{"image": [[]], "api_key": NaN}'),
+    *(b'{"confidence": 1%s, "model_id": null, "max_detections": -1}' % (b"0" * 400), b'{"class_filter": {"a": ["\\ud800"]}}'),
+]
 
 
 class Box(NamedTuple):
@@ -64,15 +70,15 @@ class Conformance(ABC):
     def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401 - any JSON
         """Parse an answer about an image of this size in pixels."""
 
-    @abstractmethod
-    def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401 - any JSON
+    def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401, ARG002 - any JSON
         """Return whether the answer is the dialect's error for this status."""
+        return list(answer) == ["error"] and isinstance(answer["error"], str) and bool(answer["error"])
 
-    @abstractmethod
     def with_key(self, sent: Sent, key: str) -> Sent:
         """Add an API key as the dialect's clients send it."""
+        return with_header(sent, "Authorization", f"Bearer {key}")
 
-    @pytest.mark.parametrize("seed", range(12))
+    @pytest.mark.parametrize("seed", range(8))
     async def test_boxes_are_those_of_the_gateways_own_answer(self, server: httpx.AsyncClient, seed: int) -> None:
         random = Random(seed)  # noqa: S311 - no secret
         image, width, height = random_scene(random)
@@ -88,21 +94,15 @@ class Conformance(ABC):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one.corners, other.corners, atol=self.pixel_error + 0.011)
 
-    @pytest.mark.parametrize("what", ["nothing", "text", "truncated", "bomb"])
-    async def test_a_bad_image_gets_an_error_of_the_dialect(self, server: httpx.AsyncClient, what: str) -> None:
-        bomb = next(iter(bombs().values()))
-        truncated = sample_image("chelsea.jpg")[:5000]
-        image = {"nothing": b"", "text": b"this is not an image", "truncated": truncated, "bomb": bomb}[what]
-        sent = self.request(image)
-        response = await server.post(sent.path, **sent.arguments)
-
-        assert 400 <= response.status_code < 500
-        assert self.is_error(response.json(), response.status_code), response.text
-        if image:
+    async def test_bad_image_or_parameter_gets_an_error_of_the_dialect(self, server: httpx.AsyncClient) -> None:
+        for image in (b"", b"this is not an image", sample_image("chelsea.jpg")[:5000], next(iter(bombs().values()))):
+            sent = self.request(image)
+            response = await server.post(sent.path, **sent.arguments)
             own = (await server.post("/detect", content=image)).status_code
-            assert response.status_code == self.statuses.get(own, own)
 
-    async def test_an_unknown_model_or_a_bad_parameter_is_no_failure_of_the_server(self, server: httpx.AsyncClient) -> None:
+            assert 400 <= response.status_code < 500
+            assert self.is_error(response.json(), response.status_code), response.text
+            assert not image or response.status_code == self.statuses.get(own, own)
         sent = self.request(SCENE)
         for query in ("model=nothing-like-it", "version=99", "timeout_ms=0", "confidence=x", "image=1", "%ff=%fe", "model=%00"):
             response = await server.post(f"{sent.path}?{query}", **sent.arguments)
@@ -110,21 +110,29 @@ class Conformance(ABC):
             assert response.status_code < 500, query
             assert response.status_code == 200 or self.is_error(response.json(), response.status_code), response.text
 
-    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("seed", range(2))
     async def test_hostile_requests_get_errors_of_the_dialect(self, server: httpx.AsyncClient, seed: int) -> None:
-        random = Random(seed)  # noqa: S311 - no secret
+        random, sent = Random(seed), self.request(SCENE)  # noqa: S311 - no secret
+        request = server.build_request("POST", sent.path, **sent.arguments)
+        own, own_type = await request.aread(), request.headers.get("Content-Type", "")
         for path in self.paths:
-            for body, content_type in _hostile_bodies(self.request(SCENE), server, random):
+            for body, content_type in [
+                *((body, own_type) for body in (damage(own, random), own[: random.randrange(len(own))], random.randbytes(500))),
+                *((own, kind) for kind in ("multipart/form-data", "application/json", URLENCODED, "text/plain")),
+                *((document, "application/json") for document in _DOCUMENTS),
+            ]:
                 response = await server.post(f"/{self.name}{path}", content=body, headers={"Content-Type": content_type})
 
                 assert response.status_code < 500 or response.status_code in _MEANT, (path, content_type, body[:200])
-                if response.status_code != 200:
-                    assert self.is_error(response.json(), response.status_code), (path, response.text)
+                assert response.status_code == 200 or self.is_error(response.json(), response.status_code), (path, response.text)
 
-    async def test_the_same_keys_are_valid(self, settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
+    async def test_keys_and_limits_are_those_of_the_gateway(
+        self, settings: Settings, triton: EmbeddedTriton, tmp_path: Path
+    ) -> None:
         assert triton.poll() is None
+        sizes = {"max_file_size_mb": 0.2, "max_batch_size_mb": 0.2}
         file = write_keys(tmp_path, ("camera", SECRET, "detect"))
-        own = msgspec.structs.replace(settings, model="six_columns", api_keys_file=file)
+        own = msgspec.structs.replace(settings, model="six_columns", api_keys_file=file, dialects=self.name, **sizes)
         async with started(create_app(own)) as server:
             sent = self.request(SCENE)
             for one, status in (
@@ -133,21 +141,12 @@ class Conformance(ABC):
                 (self.with_key(sent, ""), 401),
                 (self.with_key(sent, KEY), 200),
                 (with_header(sent, "X-API-Key", KEY), 200),
+                (with_header(self.request(bytes(300_000)), "X-API-Key", KEY), 413),
             ):
                 response = await server.post(one.path, **one.arguments)
 
                 assert response.status_code == status, response.text
                 assert status == 200 or self.is_error(response.json(), status)
-
-    async def test_a_body_above_the_limit_is_rejected(self, settings: Settings, triton: EmbeddedTriton) -> None:
-        assert triton.poll() is None
-        small = msgspec.structs.replace(settings, model="six_columns", max_file_size_mb=0.01, max_batch_size_mb=0.01)
-        async with started(create_app(small)) as server:
-            sent = self.request(SCENE)
-            response = await server.post(sent.path, **sent.arguments)
-
-        assert response.status_code == 413
-        assert self.is_error(response.json(), 413)
 
 
 def with_header(sent: Sent, name: str, value: str) -> Sent:
@@ -171,33 +170,3 @@ def random_scene(random: Random) -> tuple[bytes, int, int]:
     image.save(file, random.choice(["JPEG", "PNG", "WEBP"]), exif=exif)
     upright = (height, width) if orientation > 4 else (width, height)  # these turn by a quarter
     return file.getvalue(), *upright
-
-
-def _hostile_bodies(sent: Sent, client: httpx.AsyncClient, random: Random) -> list[tuple[bytes, str]]:
-    request = client.build_request("POST", sent.path, **sent.arguments)
-    request.read()
-    own, own_type = request.content, request.headers.get("Content-Type", "")
-    documents = [
-        b"",
-        b"null",
-        b"[]",
-        b"{}",
-        b'{"image": 1}',
-        b'{"image": {"type": "base64", "value": 7}}',
-        b'{"input": [{"type": "image_url", "url": "data:,"}]}',
-        b'{"tasks": [{"id": "x", "data": {}}]}',
-        b'{"tasks": 1, "label_config": "<View><View>"}',
-        b"[" * 3000,
-        b'{"a":' * 3000,
-        b"\xff\xfe" * 50,
-    ]
-    return [
-        (damage(own, random), own_type),
-        (own[: random.randrange(len(own))], own_type),
-        (own, "multipart/form-data"),
-        (own, "application/json"),
-        (own, "application/x-www-form-urlencoded"),
-        (own, "text/plain"),
-        (random.randbytes(500), own_type),
-        *((document, "application/json") for document in documents),
-    ]

@@ -9,7 +9,7 @@ import pytest
 from app import main
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
-from app.settings.schema import Settings
+from app.settings.schema import DIALECTS, Settings
 from tests.fakes.https import Host, response, serving
 from tests.support import SCENE, started
 
@@ -18,7 +18,7 @@ from tests.support import SCENE, started
 async def server(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application whose default model finds red and blue rectangles."""
     assert triton.poll() is None
-    async with started(create_app(msgspec.structs.replace(settings, model="six_columns"))) as client:
+    async with started(create_app(msgspec.structs.replace(settings, model="six_columns", dialects=",".join(DIALECTS)))) as client:
         yield client
 
 

@@ -1,8 +1,8 @@
 """The dialect of Roboflow, as `inference-sdk` and its users' own programs speak it."""
 
-import json as stdlib_json
 from base64 import b64decode, b64encode
 from io import BytesIO
+from pathlib import Path
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -13,15 +13,25 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.api.dialects.conformance import Box, Conformance, Sent, random_scene
+from app.cascade.catalog import FILE
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from app.settings.schema import Settings
+from tests.api.dialects.conformance import URLENCODED, Box, Conformance, Sent, random_scene
 from tests.fakes import models
 from tests.fakes.https import Host
-from tests.support import SCENE, json
+from tests.support import SCENE, json, started
 
 V1 = "/infer/object_detection"
 V0 = "/six_columns/1"
 TEXT = b64encode(models.scene("PNG")).decode()
-IMAGE = {"type": "base64", "value": TEXT}
+
+
+def to_image(image: bytes) -> dict[str, str]:
+    return {"type": "base64", "value": b64encode(image).decode()}
+
+
+IMAGE = to_image(models.scene("PNG"))
 
 
 class _RoboflowConformance(Conformance):
@@ -31,19 +41,12 @@ class _RoboflowConformance(Conformance):
     def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401
         assert answer["image"] == {"width": width, "height": height}
         assert set(answer) == {"inference_id", "time", "image", "predictions"}
-        return [
-            Box(
-                one["class"],
-                one["confidence"],
-                (
-                    one["x"] - one["width"] / 2,
-                    one["y"] - one["height"] / 2,
-                    one["x"] + one["width"] / 2,
-                    one["y"] + one["height"] / 2,
-                ),
-            )
-            for one in answer["predictions"]
-        ]
+        found = []
+        for one in answer["predictions"]:
+            x, y, half_width, half_height = one["x"], one["y"], one["width"] / 2, one["height"] / 2
+            corners = (x - half_width, y - half_height, x + half_width, y + half_height)
+            found.append(Box(one["class"], one["confidence"], corners))
+        return found
 
     def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401
         return set(answer) == {"status", "message"} and answer["status"] == status and bool(answer["message"])
@@ -53,7 +56,7 @@ class TestV1(_RoboflowConformance):
     """Roboflow's self-hosted inference server."""
 
     def request(self, image: bytes, confidence: float = 0.25) -> Sent:
-        content = {"model_id": "six_columns/1", "image": {"type": "base64", "value": b64encode(image).decode()}}
+        content = {"model_id": "six_columns/1", "image": to_image(image)}
         return Sent(V1, {"json": {**content, "confidence": confidence, "disable_active_learning": False, "source": None}})
 
     def with_key(self, sent: Sent, key: str) -> Sent:
@@ -61,18 +64,17 @@ class TestV1(_RoboflowConformance):
 
 
 class TestV0(_RoboflowConformance):
-    """Roboflow's hosted API."""
+    """Roboflow's hosted API, which takes base64 declared as a form, and percentages."""
 
     def request(self, image: bytes, confidence: float = 0.25) -> Sent:
-        """The hosted API takes base64 declared as a form, and percentages."""
-        headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        return Sent(V0, {"content": b64encode(image), "headers": headers, "params": {"confidence": confidence * 100}})
+        arguments = {"headers": {"Content-Type": URLENCODED}, "params": {"confidence": confidence * 100}}
+        return Sent(V0, {"content": b64encode(image), **arguments})
 
     def with_key(self, sent: Sent, key: str) -> Sent:
         return sent._replace(arguments={**sent.arguments, "params": {**sent.arguments["params"], "api_key": key}})
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 async def test_parameters_mean_what_they_mean_to_the_gateway(server: httpx.AsyncClient, seed: int) -> None:
     random = Random(seed)  # noqa: S311 - no secret
     image, _, _ = random_scene(random)
@@ -96,15 +98,12 @@ async def test_parameters_mean_what_they_mean_to_the_gateway(server: httpx.Async
     if random.random() < 0.5:
         own["max_detections"] = v1["max_detections"] = v0["max_detections"] = random.randint(1, 3)
     expected = json(await server.post(f"/predict/{model}", params=own, content=image))["detections"]
-    first = json(
-        await server.post(V1, json={"model_id": model, "image": {"type": "base64", "value": b64encode(image).decode()}, **v1})
-    )
+    first = json(await server.post(V1, json={"model_id": model, "image": to_image(image), **v1}))
     second = json(await server.post(f"/{model}/1", params=v0, files={"file": ("a.jpg", image)}))
 
     for answer in (first, second):
         boxes = [[one[name] for name in ("x", "y", "width", "height", "confidence", "class_id")] for one in answer["predictions"]]
-        wanted = [[*one["bbox"], one["confidence"], one["class_id"]] for one in expected]
-        np.testing.assert_allclose(boxes, wanted, atol=1e-6)
+        np.testing.assert_allclose(boxes, [[*one["bbox"], one["confidence"], one["class_id"]] for one in expected], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,6 @@ async def test_parameters_mean_what_they_mean_to_the_gateway(server: httpx.Async
     [
         (["blue", "dragon"], ["blue"]),
         (["dragon"], []),
-        (["red,blue"], []),
         (["red,blue", "red"], ["red"]),
         ("red,blue", ["red", "blue"]),
     ],
@@ -128,13 +126,12 @@ async def test_classes_that_the_model_does_not_have_are_left_out(
     assert [one["class"] for one in v0["predictions"]] == found[:1]
 
 
-@pytest.mark.parametrize("number", [1, 2, 5])
-async def test_a_list_of_images_is_answered_by_a_list(server: httpx.AsyncClient, number: int) -> None:
-    answer = json(await server.post(V1, json={"image": [IMAGE] * number, "confidence": "best"}))
+async def test_list_of_images_is_answered_by_a_list(server: httpx.AsyncClient) -> None:
+    answer = json(await server.post(V1, json={"image": [IMAGE] * 5, "confidence": "best"}))
 
-    assert [[one["class"] for one in each["predictions"]] for each in answer] == [["red", "blue"]] * number
-    assert len({each["inference_id"] for each in answer}) == number
-    assert len({UUID(one["detection_id"]) for each in answer for one in each["predictions"]}) == 2 * number
+    assert [[one["class"] for one in each["predictions"]] for each in answer] == [["red", "blue"]] * 5
+    assert len({each["inference_id"] for each in answer}) == 5
+    assert len({UUID(one["detection_id"]) for each in answer for one in each["predictions"]}) == 10
     assert all(0 < each["time"] < 60 for each in answer)
 
 
@@ -152,136 +149,91 @@ async def test_a_list_of_images_is_answered_by_a_list(server: httpx.AsyncClient,
         ({"image": [IMAGE, {"type": "url", "value": "file:///etc/passwd"}]}, "NEREID_URL_HOSTS"),
         ({"image": [IMAGE, {"type": "url", "value": "x"}], "visualize_predictions": True}, "visualize_predictions"),
         ({"confidence": 40}, "confidence: expected a number from 0 to 1"),
-        ({"iou_threshold": "x"}, "iou_threshold: expected a number from 0 to 1"),
         ({"max_detections": 10**30}, "max_detections: expected a whole number"),
         ({"class_filter": [["red"]]}, '"class_filter" is a list; expected a string, a finite number'),
         ({"class_filter": ["x" * 2**16]}, "the JSON object has more than 64 KiB beside its image"),
-        ({"confidence": [0.4]}, '"confidence" is a list'),
     ],
 )
 async def test_errors_say_what_is_wrong(server: httpx.AsyncClient, changes: dict[str, Any], message: str) -> None:
-    answer = json(await server.post(V1, json={"image": IMAGE, **changes}), status=400)
-
-    assert message in answer["message"]
+    assert message in json(await server.post(V1, json={"image": IMAGE, **changes}), 400)["message"]
 
 
-@pytest.mark.parametrize("model_id", ["nothing-like-it/1", "six_columns/9", "a/b/c", "", "/1", "six_columns/0", "six_columns/-1"])
-async def test_a_model_that_does_not_exist(server: httpx.AsyncClient, model_id: str) -> None:
-    for path in (V1, "/model/add"):
-        answer = json(await server.post(path, json={"image": IMAGE, "model_id": model_id}), status=404)
-
-        assert answer["message"]
-
-
-async def test_a_body_may_be_declared_as_curl_does(server: httpx.AsyncClient) -> None:
-    content = msgspec.json.encode({"image": IMAGE})
-    form = await server.post(V1, content=content, headers={"Content-Type": "application/x-www-form-urlencoded"})
-    text = await server.post(V1, content=content, headers={"Content-Type": "image/png"})
-
-    assert len(json(form)["predictions"]) == 2
-    assert "application/json" in json(text, status=415)["message"]
+async def test_model_that_does_not_exist_is_404(server: httpx.AsyncClient) -> None:
+    for model_id in ("nothing-like-it/1", "six_columns/9", "a/b/c", "", "/1", "six_columns/0", "six_columns/-1"):
+        for path in (V1, "/model/add"):
+            assert json(await server.post(path, json={"image": IMAGE, "model_id": model_id}), 404)["message"]
+    for version, status in (("0", 404), ("7", 404), ("9" * 19, 404), ("9" * 5000, 400)):
+        json(await server.post(f"/six_columns/{version}", content=SCENE), status)
 
 
 async def test_models_are_listed_and_added(server: httpx.AsyncClient) -> None:
     listed = json(await server.get("/model/registry"))["models"]
     added = json(await server.post("/model/add", json={"model_id": "six_columns", "api_key": "any"}))["models"]
 
-    assert {
-        "model_id": "six_columns/1",
-        "task_type": "object-detection",
-        "batch_size": None,
-        "input_height": 128,
-        "input_width": 128,
-    } in listed
+    size = {"input_height": 128, "input_width": 128}
+    assert {"model_id": "six_columns/1", "task_type": "object-detection", "batch_size": None, **size} in listed
     assert not any(model["model_id"].startswith("efficientnet") for model in listed)
     assert added[0] == {**added[0], "model_id": "six_columns"}
     assert added[1:] == [model for model in listed if model["model_id"] != "six_columns/1"]
-    assert "classifier" in json(await server.post("/model/add", json={"model_id": "efficientnet_lite0"}), status=400)["message"]
+    assert "classifier" in json(await server.post("/model/add", json={"model_id": "efficientnet_lite0"}), 400)["message"]
 
 
-@pytest.mark.parametrize("number", [0, 1, 3])
-async def test_pictures_are_drawn(server: httpx.AsyncClient, number: int) -> None:
+async def test_pictures_are_drawn(server: httpx.AsyncClient) -> None:
     foreign = {"url": "https://example.org/a.jpg", "version": "1.0.0"}
-    content = {"image": [IMAGE] * number if number else IMAGE, "visualize_predictions": 1 if number else True, **foreign}
-    answer = json(await server.post(V1, json=content))
-
-    for each in answer if number else [answer]:
-        with Image.open(BytesIO(b64decode(each["visualization"]))) as picture:
-            assert (picture.format, picture.size) == ("JPEG", (200, 100))
-        assert len(each["predictions"]) == 2
-
-
-async def test_v0_formats(server: httpx.AsyncClient) -> None:
+    for image, draws in ((IMAGE, True), ([IMAGE], 1), ([IMAGE] * 3, 1)):
+        answer = json(await server.post(V1, json={"image": image, "visualize_predictions": draws, **foreign}))
+        for each in answer if isinstance(answer, list) else [answer]:
+            with Image.open(BytesIO(b64decode(each["visualization"]))) as picture:
+                assert (picture.format, picture.size) == ("JPEG", (200, 100))
+            assert len(each["predictions"]) == 2
     both = json(await server.post(f"{V0}?format=image_and_json&labels=true&stroke=3", files={"file": ("a.jpg", SCENE)}))
-    picture = await server.post(f"{V0}?format=image", files={"file": ("a.jpg", SCENE)})
+    alone = await server.post(f"{V0}?format=image", files={"file": ("a.jpg", SCENE)})
 
-    assert picture.headers["content-type"] == "image/jpeg"
-    assert b64decode(both["visualization"])[:2] == picture.content[:2] == b"\xff\xd8"
+    assert alone.headers["content-type"] == "image/jpeg"
+    assert b64decode(both["visualization"])[:2] == alone.content[:2] == b"\xff\xd8"
     assert len(both["predictions"]) == 2
 
 
 @pytest.mark.parametrize(
-    ("content", "content_type"),
+    ("path", "content", "content_type"),
     [
-        (TEXT.encode(), "application/x-www-form-urlencoded"),
-        (TEXT.encode(), "application/json"),
-        (f"data:image/png;base64,{TEXT}".encode(), "application/x-www-form-urlencoded"),
-        (SCENE, "application/x-www-form-urlencoded"),
-        (SCENE, "image/bmp"),
+        (V0, TEXT.encode(), URLENCODED),
+        (V0, TEXT.encode(), "application/json"),
+        (V0, f"data:image/png;base64,{TEXT}".encode(), URLENCODED),
+        (V0, SCENE, URLENCODED),
+        (V0, SCENE, "image/bmp"),
+        (V1, msgspec.json.encode({"image": IMAGE}), URLENCODED),
     ],
 )
-async def test_v0_bodies(server: httpx.AsyncClient, content: bytes, content_type: str) -> None:
-    """`inference-sdk` declares base64 to be JSON; files are sent as they are."""
-    answer = json(await server.post(V0, content=content, headers={"Content-Type": content_type}))
+async def test_body_may_be_declared_as_another_type(
+    server: httpx.AsyncClient, path: str, content: bytes, content_type: str
+) -> None:
+    """`inference-sdk` declares base64 to be JSON, and curl JSON to be a form; files are sent as they are."""
+    answer = json(await server.post(path, content=content, headers={"Content-Type": content_type}))
 
     assert len(answer["predictions"]) == 2
+    image = await server.post(V1, content=msgspec.json.encode({"image": IMAGE}), headers={"Content-Type": "image/png"})
+    assert "application/json" in json(image, 415)["message"]
 
 
-@pytest.mark.parametrize("confidence", ["101", "-1", "x", "nan"])
-async def test_v0_thresholds_are_fractions_or_percentages(server: httpx.AsyncClient, confidence: str) -> None:
-    for name in ("confidence", "overlap"):
-        answer = json(await server.post(f"{V0}?{name}={confidence}", files={"file": ("a.jpg", SCENE)}), status=400)
+async def test_thresholds_of_v0_are_fractions_or_percentages(server: httpx.AsyncClient) -> None:
+    for confidence in ("101", "-1", "x", "nan"):
+        for name in ("confidence", "overlap"):
+            answer = json(await server.post(f"{V0}?{name}={confidence}", files={"file": ("a.jpg", SCENE)}), 400)
+            assert answer["message"] == f"{name}: expected a number from 0 to 100"
+    for confidence, count in (("0.99", 0), ("1", 2)):  # of which 1 is one percent
+        assert len(json(await server.post(V0, params={"confidence": confidence}, content=SCENE))["predictions"]) == count
 
-        assert answer["message"] == f"{name}: expected a number from 0 to 100"
 
-
-async def test_the_gateways_own_paths_stay_its_own(server: httpx.AsyncClient) -> None:
+async def test_gateways_own_paths_stay_its_own(server: httpx.AsyncClient) -> None:
     """A model whose name is a number; below the dialect's name, `predict` is one like any other."""
     own = await server.post("/predict/7", content=SCENE)
     other = await server.post("/roboflow/predict/7", content=SCENE)
 
     assert own.json()["code"] == "unknown_model"
     assert own.headers["content-type"] == "application/problem+json"
-    assert json(other, status=404) == {"status": 404, "message": own.json()["detail"]}
+    assert json(other, 404) == {"status": 404, "message": own.json()["detail"]}
     assert (await server.get(V0)).json()["code"] == "not_found"
-
-
-@pytest.mark.parametrize(("version", "status"), [("0", 404), ("7", 404), ("9" * 19, 404), ("9" * 5000, 400)])
-async def test_versions_that_no_model_has(server: httpx.AsyncClient, version: str, status: int) -> None:
-    assert (await server.post(f"/six_columns/{version}", content=SCENE)).status_code == status
-
-
-VALUES: list[Any] = [
-    None, True, -1, 0, 10**400, 1e308, "", "x", "NaN", "\ud83d\ude00", "\u0000", [], {}, [[]], [None] * 2000, {"a": {"b": [1]}},
-    {"type": 1}, {"type": "base64", "value": 7}, {"type": "url", "value": "\u2028"}, [IMAGE, 1], [IMAGE] * 3,
-]  # fmt: skip
-NAMES = [
-    "image", "model_id", "api_key", "confidence", "iou_threshold", "class_filter", "max_detections", "class_agnostic_nms",
-    "visualize_predictions", "model", "version", "url", "unknown", "id",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(2))
-async def test_any_json_is_answered_or_refused(server: httpx.AsyncClient, seed: int) -> None:
-    random = Random(seed)  # noqa: S311 - no secret
-    for _ in range(60):
-        content = {"image": IMAGE} | {name: random.choice(VALUES) for name in random.sample(NAMES, random.randint(1, 4))}
-        text = stdlib_json.dumps(content).replace('"NaN"', random.choice(["NaN", "1e999", '"\\ud800"', "1"]))
-        for path in (V1, "/model/add", V0):
-            response = await server.post(path, content=text.encode(), headers={"Content-Type": "application/json"})
-
-            assert response.status_code < 500, (path, text[:300], response.text)
-            assert response.status_code == 200 or set(response.json()) == {"status", "message"}, text[:300]
 
 
 async def test_images_are_fetched_from_hosts_that_are_allowed(remote: tuple[Host, httpx.AsyncClient]) -> None:
@@ -292,8 +244,75 @@ async def test_images_are_fetched_from_hosts_that_are_allowed(remote: tuple[Host
     one = json(await server.post(V1, json={"image": [image]}))
     two = json(await server.post(V1, json={"image": [image, IMAGE]}))
     v0 = json(await server.post(V0, params={"image": url}))
-    gone = json(await server.post(V0, params={"image": f"{url}x"}), status=424)
 
     assert b64decode(alone["visualization"])[:2] == b"\xff\xd8"
     assert [len(answer["predictions"]) for answer in (alone, *one, *two, v0)] == [2] * 5
-    assert gone["message"]
+    assert json(await server.post(V0, params={"image": f"{url}x"}), 424)["message"]
+
+
+async def test_text_is_that_of_the_gateway(faces: httpx.AsyncClient) -> None:
+    path, image = "/ocr/pp-ocr", to_image(SCENE)
+    own = json(await faces.post("/ocr/predict?min_rec_score=0", content=SCENE))
+    one = json(await faces.post(path, json={"image": image}))
+    two = json(await faces.post(f"/roboflow{path}", json={"image": [image, image], "generate_bounding_boxes": True}))
+    plain = json(await faces.post(path, json={"image": image, "generate_bounding_boxes": False}))
+
+    for answer in (one, *two):
+        assert (answer["result"], answer["image"], answer["parent_id"]) == (own["full_text"], own["image"], None)
+        for found, region in zip(answer["predictions"], own["regions"], strict=True):
+            x, y = region["box"][::2], region["box"][1::2]
+            assert (found["class"], found["confidence"], found["class_id"]) == (region["text"], region["rec_score"], 0)
+            assert found["x"] - found["width"] / 2 == pytest.approx(min(x), abs=0.01)
+            assert found["y"] + found["height"] / 2 == pytest.approx(max(y), abs=0.01)
+    assert (plain["result"], plain["image"], plain["predictions"]) == (own["full_text"], None, None)
+    assert json(await faces.post(path, json={"image": [image, to_image(SCENE[:30])]}), 422).keys() == {"status", "message"}
+
+
+@pytest.mark.parametrize(
+    ("path", "missing", "instead"),
+    [
+        ("/doctr/ocr", "no doctr", "/ocr/pp-ocr"),
+        ("/easy_ocr/ocr", "no easy_ocr", "/ocr/pp-ocr"),
+        ("/clip/embed_image", "no model clip", "/embed/image"),
+        ("/clip/embed_text", "CLIP", "/embed/text"),
+        ("/clip/compare", "CLIP", "/embed/text"),
+    ],
+)
+async def test_model_that_roboflow_has_is_not_replaced_by_another(
+    faces: httpx.AsyncClient, path: str, missing: str, instead: str
+) -> None:
+    for prefix, images in (("", IMAGE), ("/roboflow", [IMAGE, IMAGE])):
+        error = json(await faces.post(prefix + path, json={"image": images}), 404)
+        assert error.keys() == {"status", "message"}
+        assert missing in error["message"]
+        assert instead in error["message"]
+
+
+CASCADES = """
+[doctr.steps]
+lines = { model = "ocr_detection" }
+text = { model = "ocr_recognition", of = "lines", crop = "corners" }
+[easy_ocr.steps]
+lines = { model = "ocr_detection" }
+"""
+
+
+async def test_models_of_roboflow_answer_when_they_have_been_added(
+    settings: Settings, triton: EmbeddedTriton, tmp_path: Path
+) -> None:
+    assert triton.poll() is None
+    (tmp_path / FILE).write_text(CASCADES)
+    (tmp_path / "routes.toml").write_text('[clip]\nto = "embedding"\n')
+    own = msgspec.structs.replace(settings, model_repository=str(tmp_path), routes_file=str(tmp_path / "routes.toml"))
+    async with started(create_app(own)) as server:
+        vector = json(await server.post("/embed/image", content=SCENE))["embedding"]
+        image = to_image(SCENE)
+        one = json(await server.post("/clip/embed_image", json={"image": image, "clip_version_id": "ViT-B-16"}))
+        two = json(await server.post("/roboflow/clip/embed_image", json={"image": [image, image]}))
+        text = json(await server.post("/doctr/ocr", json={"image": image}))
+        unfit = json(await server.post("/easy_ocr/ocr", json={"image": image}), 502)
+
+    assert one.keys() == {"inference_id", "frame_id", "time", "embeddings"}
+    assert (one["embeddings"], two["embeddings"]) == ([vector], [vector, vector])
+    assert (bool(text["result"]), text["predictions"]) == (True, None)
+    assert "has no step text" in unfit["message"]

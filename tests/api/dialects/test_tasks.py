@@ -31,24 +31,19 @@ BOXES = np.array([[4, 12, 12, 20], [16, 10, 28, 22], [0, 0, 0, 0]], np.float32)
 PROTOTYPES = np.full((1, 8, 8), -1, np.float16)
 PROTOTYPES[0, 3:5, 1] = PROTOTYPES[0, 2:5, 4:6] = PROTOTYPES[0, 4, 6] = 1
 
+KEYPOINTS = np.array([[[6, 14, 0.9], [10, 18, 0.25]], [[20, 12, 0.75], [24, 20, 0.5]], [[0, 0, 0]] * 2], np.float32)
 TASKS: dict[str, dict[str, NDArray[Any]]] = {
     "segment": {
         "det_boxes": np.array([[0, 8, 32, 24], BOXES[0], BOXES[2]], np.float32),
         "det_masks": np.array([[1], [0], [0]], np.float32),
         "prototypes": PROTOTYPES,
     },
-    "pose": {
-        "det_boxes": BOXES,
-        "det_keypoints": np.array([[[6, 14, 0.9], [10, 18, 0.25]], [[20, 12, 0.75], [24, 20, 0.5]], [[0, 0, 0]] * 2], np.float32),
-    },
+    "pose": {"det_boxes": BOXES, "det_keypoints": KEYPOINTS},
     "obb": {
         "det_boxes": np.array([[4, 12, 12, 16], [16, 10, 24, 14], BOXES[2]], np.float32),
         "det_angles": np.array([0, pi / 2, 0], np.float32),
     },
-    "points": {
-        "det_boxes": BOXES,
-        "det_keypoints": np.array([[[6, 14], [10, 18]], [[20, 12], [24, 20]], [[0, 0]] * 2], np.float32),
-    },
+    "points": {"det_boxes": BOXES, "det_keypoints": KEYPOINTS[..., :2]},
 }
 # Models of these tasks find no objects; their configs name the task.
 NO_OBJECTS: dict[str, dict[str, NDArray[Any]]] = {
@@ -92,7 +87,7 @@ def models_of(*tasks: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("fake", tasks, indirect=True)
 
 
-async def parts(client: httpx.AsyncClient) -> list[list[list[float]]]:
+async def parts_of_mask(client: httpx.AsyncClient) -> list[list[list[float]]]:
     """Return the polygons of the first object, flat, as the gateway itself answers."""
     first, second = json(await client.post("/segment?boxes=pixel&model=tiny", content=IMAGE))["detections"]
     assert (len(first["mask"]), second["mask"]) == (2, [])
@@ -100,127 +95,114 @@ async def parts(client: httpx.AsyncClient) -> list[list[list[float]]]:
     return found
 
 
-class TestRoboflow:
-    async def predictions(self, client: httpx.AsyncClient, route: str, **parameters: Any) -> list[dict[str, Any]]:  # noqa: ANN401
-        """Ask for the model at v0 and v1, and at v1 without a name; return their answer, without the random ids."""
-        content = {"image": {"type": "base64", "value": TEXT}, **parameters}
-        responses = [
-            await client.post(f"/infer/{route}", json={**content, "model_id": "tiny/1"}),
-            await client.post(f"/infer/{route}", json={**content, "model": "tiny"}),
-            await client.post("/tiny/1", params=parameters, content=IMAGE),
-        ]
-        found: list[dict[str, Any]]
-        found, *others = ([one | {"detection_id": 0} for one in json(each)["predictions"]] for each in responses)
-        assert others == [found] * 2
-        return found
-
-    @models_of("segment")
-    async def test_the_points_are_those_of_the_largest_part(self, client: httpx.AsyncClient) -> None:
-        """An empty mask has no points; clients need the list."""
-        largest = max(await parts(client), key=len)
-        points = [{"x": x, "y": y} for x, y in zip(largest[::2], largest[1::2], strict=True)]
-        box = {"x": 32, "y": 16, "width": 64, "height": 32}
-        other = {"x": 16, "y": 16, "width": 16, "height": 16}
-
-        assert await self.predictions(client, "instance_segmentation") == [
-            {**box, "confidence": 0.9, "class": "dog", "class_id": 1, "detection_id": 0, "points": points},
-            {**other, "confidence": 0.8, "class": "cat", "class_id": 0, "detection_id": 0, "points": []},
-        ]
-
-    @models_of("pose")
-    async def test_keypoints(self, client: httpx.AsyncClient) -> None:
-        expected = [
-            {"x": 12, "y": 12, "confidence": 0.9, "class_id": 0, "class": "nose"},
-            {"x": 20, "y": 20, "confidence": 0.25, "class_id": 1, "class": "tail"},
-        ]
-        first, second = await self.predictions(client, "keypoints_detection")
-        surer, _ = await self.predictions(client, "keypoints_detection", keypoint_confidence=0.3)
-
-        assert (first["x"], first["y"], first["width"], first["height"], first["class"]) == (16, 16, 16, 16, "dog")
-        assert first["keypoints"] == expected
-        assert [(point["x"], point["y"]) for point in second["keypoints"]] == [(40, 8), (48, 24)]
-        assert surer["keypoints"] == expected[:1]
-
-    @models_of("segment", "pose", "obb")
-    async def test_models_have_the_task_that_clients_choose_the_route_by(
-        self, client: httpx.AsyncClient, request: pytest.FixtureRequest
-    ) -> None:
-        """Roboflow has no oriented boxes: such models are not listed, and are an error if they are named."""
-        task = {"segment": "instance-segmentation", "pose": "keypoint-detection"}.get(request.node.callspec.params["fake"])
-        listed = json(await client.get("/model/registry"))["models"]
-        added = await client.post("/model/add", json={"model_id": "tiny/1"})
-        found = await client.post("/tiny/1", content=IMAGE)
-
-        assert [model["task_type"] for model in listed] == ([task] if task else [])
-        assert added.status_code == found.status_code == (200 if task else 400)
-        assert not task or added.json()["models"][0]["task_type"] == task
-
-    @models_of("segment")
-    async def test_a_route_has_the_default_model_of_its_task(self, client: httpx.AsyncClient, fake: FakeTriton) -> None:
-        for route, model in (("instance_segmentation", "parts"), ("keypoints_detection", "people"), ("object_detection", "tiny")):
-            await client.post(f"/infer/{route}", json={"image": {"type": "base64", "value": TEXT}})
-
-            assert fake.requests[-1].model_name == model
+async def by_roboflow(client: httpx.AsyncClient, route: str, **parameters: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+    """Ask for the model at v0 and v1, and at v1 without a name; return their answer, without the random ids."""
+    content = {"image": {"type": "base64", "value": TEXT}, **parameters}
+    responses = [
+        await client.post(f"/infer/{route}", json={**content, "model_id": "tiny/1"}),
+        await client.post(f"/infer/{route}", json={**content, "model": "tiny"}),
+        await client.post("/tiny/1", params=parameters, content=IMAGE),
+    ]
+    found: list[dict[str, Any]]
+    found, *others = ([one | {"detection_id": 0} for one in json(each)["predictions"]] for each in responses)
+    assert others == [found] * 2
+    return found
 
 
-class TestUltralytics:
-    async def results(self, client: httpx.AsyncClient, **data: str) -> list[dict[str, Any]]:
-        (image,) = json(await client.post("/api/models/tiny/predict", files={"file": IMAGE}, data=data))["images"]
-        found: list[dict[str, Any]] = image["results"]
-        assert [(one["class"], one["name"], one["confidence"]) for one in found] == [(1, "dog", 0.9), (0, "cat", 0.8)]
-        return found
+async def by_ultralytics(client: httpx.AsyncClient, **data: str) -> list[dict[str, Any]]:
+    (image,) = json(await client.post("/api/models/tiny/predict", files={"file": IMAGE}, data=data))["images"]
+    found: list[dict[str, Any]] = image["results"]
+    assert [(one["class"], one["name"], one["confidence"]) for one in found] == [(1, "dog", 0.9), (0, "cat", 0.8)]
+    return found
 
-    @models_of("segment")
-    async def test_segments_join_the_parts(self, client: httpx.AsyncClient) -> None:
-        polygons = [np.array(part, np.float32).reshape(-1, 2) for part in await parts(client)]
-        first, second = await self.results(client)
-        path = np.array([first["segments"]["x"], first["segments"]["y"]], np.float32).T
 
-        assert {tuple(point) for point in path.tolist()} == {tuple(point) for part in polygons for point in part.tolist()}
-        assert cv2.contourArea(path) == pytest.approx(sum(map(cv2.contourArea, polygons)))
-        assert second["segments"] == {"x": [], "y": []}
-        assert second["box"] == {"x1": 8, "y1": 8, "x2": 24, "y2": 24}
+@models_of("segment")
+async def test_masks_are_the_largest_part_or_all_parts_joined(client: httpx.AsyncClient) -> None:
+    """An empty mask has no points; clients need the list."""
+    parts = await parts_of_mask(client)
+    largest = max(parts, key=len)
+    points = [{"x": x, "y": y} for x, y in zip(largest[::2], largest[1::2], strict=True)]
+    dog = {"x": 32, "y": 16, "width": 64, "height": 32, "confidence": 0.9, "class": "dog", "class_id": 1, "detection_id": 0}
+    cat = {"x": 16, "y": 16, "width": 16, "height": 16, "confidence": 0.8, "class": "cat", "class_id": 0, "detection_id": 0}
+    assert await by_roboflow(client, "instance_segmentation") == [{**dog, "points": points}, {**cat, "points": []}]
 
-    @models_of("pose")
-    async def test_keypoints(self, client: httpx.AsyncClient) -> None:
-        pixels = await self.results(client)
-        fractions = await self.results(client, normalize="true")
+    polygons = [np.array(part, np.float32).reshape(-1, 2) for part in parts]
+    first, second = await by_ultralytics(client)
+    path = np.array([first["segments"]["x"], first["segments"]["y"]], np.float32).T
+    assert {tuple(point) for point in path.tolist()} == {tuple(point) for part in polygons for point in part.tolist()}
+    assert cv2.contourArea(path) == pytest.approx(sum(map(cv2.contourArea, polygons)))
+    assert second["segments"] == {"x": [], "y": []}
+    assert second["box"] == {"x1": 8, "y1": 8, "x2": 24, "y2": 24}
 
-        assert pixels[0]["keypoints"] == {"x": [12, 20], "y": [12, 20], "visible": [0.9, 0.25]}
-        assert fractions[1]["keypoints"] == {"x": [0.625, 0.75], "y": [0.25, 0.75], "visible": [0.75, 0.5]}
 
-    @models_of("obb")
-    async def test_boxes_have_four_corners(self, client: httpx.AsyncClient) -> None:
-        """In the order of `Results.obb.xyxyxyxy`: against the clock, from the bottom right of a box that is not turned."""
-        pixels = await self.results(client)
-        fractions = await self.results(client, normalize="true")
+@models_of("pose")
+async def test_keypoints_have_names_or_fractions(client: httpx.AsyncClient) -> None:
+    expected = [
+        {"x": 12, "y": 12, "confidence": 0.9, "class_id": 0, "class": "nose"},
+        {"x": 20, "y": 20, "confidence": 0.25, "class_id": 1, "class": "tail"},
+    ]
+    first, second = await by_roboflow(client, "keypoints_detection")
+    surer, _ = await by_roboflow(client, "keypoints_detection", keypoint_confidence=0.3)
+    pixels, fractions = await by_ultralytics(client), await by_ultralytics(client, normalize="true")
 
-        box = pixels[0]["box"]
-        assert box == {"x1": 24, "y1": 16, "x2": 24, "y2": 8, "x3": 8, "y3": 8, "x4": 8, "y4": 16}
-        assert [*pixels[1]["box"].values()] == [36, 16, 44, 16, 44, 0, 36, 0]
-        assert fractions[0]["box"] == {name: value / (64 if name[0] == "x" else 32) for name, value in box.items()}
-
-    @models_of("classify")
-    async def test_classes_have_no_boxes(self, client: httpx.AsyncClient) -> None:
-        (image,) = json(await client.post("/predict", files={"file": IMAGE}, data={"conf": "0.99"}))["images"]
-
-        assert [(one["class"], one["name"]) for one in image["results"]] == [(1, "dog"), (0, "cat")]
-        assert set(image["results"][0]) == {"class", "name", "confidence"}
-        assert image["shape"] == [32, 64]
+    assert (first["x"], first["y"], first["width"], first["height"], first["class"]) == (16, 16, 16, 16, "dog")
+    assert first["keypoints"] == expected
+    assert [(point["x"], point["y"]) for point in second["keypoints"]] == [(40, 8), (48, 24)]
+    assert surer["keypoints"] == expected[:1]
+    assert pixels[0]["keypoints"] == {"x": [12, 20], "y": [12, 20], "visible": [0.9, 0.25]}
+    assert fractions[1]["keypoints"] == {"x": [0.625, 0.75], "y": [0.25, 0.75], "visible": [0.75, 0.5]}
 
 
 @models_of("points")
 async def test_keypoints_may_have_no_confidence(client: httpx.AsyncClient) -> None:
-    image = {"type": "base64", "value": TEXT}
-    roboflow = json(await client.post("/infer/keypoints_detection", json={"image": image, "keypoint_confidence": 1}))
-    ultralytics = json(await client.post("/predict", files={"file": IMAGE}))["images"][0]["results"]
+    (roboflow, _), (ultralytics, _) = (
+        await by_roboflow(client, "keypoints_detection", keypoint_confidence=1),
+        await by_ultralytics(client),
+    )
+    assert [point["confidence"] for point in roboflow["keypoints"]] == [1, 1]
+    assert ultralytics["keypoints"] == {"x": [12, 20], "y": [12, 20]}
 
-    assert [point["confidence"] for point in roboflow["predictions"][0]["keypoints"]] == [1, 1]
-    assert ultralytics[0]["keypoints"] == {"x": [12, 20], "y": [12, 20]}
+
+@models_of("obb")
+async def test_oriented_boxes_have_four_corners(client: httpx.AsyncClient) -> None:
+    """In the order of `Results.obb.xyxyxyxy`: against the clock, from the bottom right of a box that is not turned."""
+    pixels, fractions = await by_ultralytics(client), await by_ultralytics(client, normalize="true")
+
+    box = pixels[0]["box"]
+    assert box == {"x1": 24, "y1": 16, "x2": 24, "y2": 8, "x3": 8, "y3": 8, "x4": 8, "y4": 16}
+    assert [*pixels[1]["box"].values()] == [36, 16, 44, 16, 44, 0, 36, 0]
+    assert fractions[0]["box"] == {name: value / (64 if name[0] == "x" else 32) for name, value in box.items()}
+
+
+@models_of("classify")
+async def test_classes_have_no_boxes(client: httpx.AsyncClient) -> None:
+    (image,) = json(await client.post("/predict", files={"file": IMAGE}, data={"conf": "0.99"}))["images"]
+
+    assert [(one["class"], one["name"]) for one in image["results"]] == [(1, "dog"), (0, "cat")]
+    assert set(image["results"][0]) == {"class", "name", "confidence"}
+    assert image["shape"] == [32, 64]
+
+
+@models_of("segment", "pose", "obb")
+async def test_models_have_the_task_that_clients_choose_the_route_by(
+    client: httpx.AsyncClient, fake: FakeTriton, request: pytest.FixtureRequest
+) -> None:
+    """Roboflow has no oriented boxes: such models are not listed, and are an error if they are named."""
+    task = {"segment": "instance-segmentation", "pose": "keypoint-detection"}.get(request.node.callspec.params["fake"])
+    listed = json(await client.get("/model/registry"))["models"]
+    added = await client.post("/model/add", json={"model_id": "tiny/1"})
+    found = await client.post("/tiny/1", content=IMAGE)
+
+    assert [model["task_type"] for model in listed] == ([task] if task else [])
+    assert added.status_code == found.status_code == (200 if task else 400)
+    assert not task or added.json()["models"][0]["task_type"] == task
+    for route, model in (("instance_segmentation", "parts"), ("keypoints_detection", "people"), ("object_detection", "tiny")):
+        await client.post(f"/infer/{route}", json={"image": {"type": "base64", "value": TEXT}})
+        assert not task or fake.requests[-1].model_name == model
 
 
 @models_of(*NO_OBJECTS)
-async def test_a_model_that_finds_no_objects_is_an_error_that_names_its_route(
+async def test_model_that_finds_no_objects_is_an_error_that_names_its_route(
     client: httpx.AsyncClient, request: pytest.FixtureRequest
 ) -> None:
     """Only KServe's clients and `/predict` can ask for a vector."""

@@ -1,6 +1,7 @@
 """A gateway with search on: for each test its own, or one for all tests of a module."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import httpx
@@ -10,8 +11,11 @@ import pytest
 from app.embedded.server import EmbeddedTriton
 from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
+from tests.api.conftest import write_keys
 from tests.postgres import Server
 from tests.search.made import gateway_of
+
+OpenGateway = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @pytest.fixture
@@ -23,10 +27,34 @@ def search_settings(settings: Settings, triton: EmbeddedTriton, database: str, t
 
 
 @pytest.fixture
-async def searching(search_settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+def open_gateway(search_settings: Settings, tmp_path: Path) -> OpenGateway:
+    """Start a gateway with other settings, or with keys, whose secret is `s`: names with their scopes."""
+
+    def open_one(keys: dict[str, str] | None = None, tenants: tuple[str, ...] = (), **others: object) -> object:
+        if keys:
+            own = dict(zip(tenants, tenants, strict=True))
+            others["api_keys_file"] = write_keys(tmp_path, *((name, "s", scopes) for name, scopes in keys.items()), tenants=own)
+        return gateway_of(msgspec.structs.replace(search_settings, **others))
+
+    return open_one  # type: ignore[return-value]
+
+
+def key(name: str) -> dict[str, str]:
+    return {"X-API-Key": f"{name}.s"}
+
+
+@pytest.fixture
+async def searching(open_gateway: OpenGateway) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application with these settings."""
-    async with gateway_of(search_settings) as client:
+    async with open_gateway() as client:
         yield client
+
+
+@pytest.fixture
+async def own_engine(database: str) -> AsyncIterator[PostgresEngine]:
+    opened = PostgresEngine(database)
+    yield opened
+    await opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from io import BytesIO
+from typing import Any
 
 import httpx
 import numpy as np
@@ -12,6 +13,7 @@ from app.search.postgres.engine import PostgresEngine
 from tests.support import json
 
 CORNERS = (0.1, 0.2, 0.5, 0.2, 0.5, 0.4, 0.1, 0.4)
+INDEXES: dict[str, Any] = {"car": "vehicles", "person": "people"}
 
 
 def picture(red: Sequence[int] = (), blue: Sequence[int] = ()) -> bytes:
@@ -30,39 +32,31 @@ async def index(
     """Add an image with all that the gateway's own routes say of it, and these lines of text."""
     whole = json(await client.post("/embed/image", content=image))
     found = json(await client.post("/analyze?include_embedding=true&include_face_embeddings=true&enable_ocr=false", content=image))
-    kept = NewImage(
-        image_id=image_id,
-        content_hash=image_id.encode().ljust(32, b"-")[:32],
-        path=f"/images/{image_id}.png",
-        metadata=metadata,
-        **whole["image"],
-        vectors=[_vector(whole["embedding"], "embedding")],
-        objects=[
-            ObjectPart(
-                box=tuple(each["box"]),
-                score=each["confidence"],
-                class_id=each["class_id"],
-                class_name=each["class_name"],
-                index="vehicles" if each["class_name"] == "car" else "people",
-                vectors=[_vector(each["embedding"], "embedding")],
-            )
-            for each in found["detections"]
-        ],
-        faces=[
-            FacePart(
-                box=tuple(each["box"]),
-                score=each["score"],
-                landmarks=each["landmarks"],
-                quality=each["quality"],
-                vectors=[_vector(each["embedding"], "faces_description")],
-            )
-            for each in found["faces"]
-        ],
-        lines=[TextPart(text=line, corners=CORNERS, score=0.9) for line in lines],
-        thumbnail=b"a JPEG",
-    )
-    await engine.add("", kept)
 
+    def vectors(values: list[float], model: str = "embedding") -> list[Vector]:
+        return [Vector(np.array(values, np.float32), f"{model}:1")]
 
-def _vector(values: list[float], model: str) -> Vector:
-    return Vector(np.array(values, np.float32), f"{model}:1")
+    objects = [
+        ObjectPart(
+            **{name: each[name] for name in ("box", "class_id", "class_name")},
+            score=each["confidence"],
+            index=INDEXES[each["class_name"]],
+            vectors=vectors(each["embedding"]),
+        )
+        for each in found["detections"]
+    ]
+    faces = [
+        FacePart(
+            **{name: each[name] for name in ("box", "score", "landmarks", "quality")},
+            vectors=vectors(each["embedding"], "faces_description"),
+        )
+        for each in found["faces"]
+    ]
+    about: dict[str, Any] = {
+        "content_hash": image_id.encode().ljust(32, b"-")[:32],
+        "path": f"/images/{image_id}.png",
+        "thumbnail": b"a JPEG",
+    }
+    texts = [TextPart(text=line, corners=CORNERS, score=0.9) for line in lines]
+    parts: dict[str, Any] = {"objects": objects, "faces": faces, "lines": texts, "vectors": vectors(whole["embedding"])}
+    await engine.add("", NewImage(image_id=image_id, metadata=metadata, **about, **whole["image"], **parts))

@@ -1,35 +1,20 @@
-"""POST /analyze and /analyze/batch: objects, faces, text and vectors of one image; each part fails alone."""
+"""POST /analyze and /analyze/batch: objects, faces, text and vectors of one image."""
 
-from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 
-from app.embedded.server import EmbeddedTriton
-from app.main import create_app
-from app.settings.schema import Settings
 from tests.fakes.models import RECTANGLES, SIZE, scene
-from tests.support import SCENE, json, started
+from tests.support import SCENE, json
 
 EMPTY = scene("PNG", shift=500)
 ALL = {"include_embedding": "true", "include_face_embeddings": "true"}
 KEYS = {"status", "image", "detections", "num_detections", "faces", "num_faces", "global_embedding", "embedding_norm", "ocr"} | {
     *("timing", "total_time_ms", "request_id", "errors", "truncated", "has_text", "error")
 }
-BROKEN = """
-[ocr.steps.lines]
-model = "missing_model"
-[ocr.steps.text]
-model = "ocr_recognition"
-of = "lines"
-crop = "corners"
-
-[embedding.steps.image]
-model = "six_columns"
-"""
+STEPS = {"objects", "image", "object_embeddings", "faces", "descriptions", "lines", "direction", "text"}
 
 
 def boxes_of(answer: dict[str, Any], part: str) -> Any:  # noqa: ANN401 - what pytest compares
@@ -51,78 +36,54 @@ async def test_all_parts_come_from_one_image(faces: httpx.AsyncClient, prefix: s
     assert np.linalg.norm([*vectors, answer["global_embedding"]], axis=1) == pytest.approx(np.ones(5), abs=1e-5)
     assert np.array(vectors[0]) @ np.array(vectors[1]) < 0.5
     text = answer["ocr"]
-    assert (answer["has_text"], text["texts"], text["full_text"], text["num_texts"]) == (True, ["r"], "r", 1)
     lists = ("texts", "boxes", "boxes_normalized", "det_scores", "rec_scores")
+    assert (answer["has_text"], text["texts"], text["full_text"], text["num_texts"]) == (True, ["r"], "r", 1)
     assert text.keys() == {*lists, "full_text", "num_texts"}
     assert [len(text[name]) for name in lists] == [1] * 5
     assert [len(text["boxes"][0]), len(text["boxes_normalized"][0])] == [8, 4]
-    steps = {"objects", "image", "object_embeddings", "faces", "descriptions", "lines", "direction", "text"}
-    assert answer["timing"].keys() == {f"{step}_ms" for step in steps}
+    assert answer["timing"].keys() == {f"{step}_ms" for step in STEPS}
     names = [entry.partition(";")[0] for entry in response.headers["server-timing"].split(", ")]
-    assert steps <= {*names}
+    assert {*names} >= STEPS
     assert names.count("decode") == 1
 
 
-async def test_parts_are_those_that_were_asked_for(faces: httpx.AsyncClient) -> None:
+async def test_parts_are_those_that_were_asked_for(faces: httpx.AsyncClient, client: httpx.AsyncClient) -> None:
     plain = json(await faces.post("/analyze?enable_ocr=false&face_confidence=0.85&confidence=0.85", content=SCENE))
+    nothing = json(await faces.post("/analyze", content=EMPTY, params=ALL))
+    without_faces = json(await client.post("/analyze", content=SCENE, params=ALL | {"model": "six_columns"}))
+
     assert (plain["ocr"], plain["global_embedding"], plain["embedding_norm"], plain["has_text"]) == (None, None, None, False)
     assert [each["embedding"] for part in ("detections", "faces") for each in plain[part]] == [None, None]
     assert plain["timing"].keys() == {"objects_ms", "faces_ms"}
-
-    nothing = json(await faces.post("/analyze", content=EMPTY, params=ALL))
     assert (nothing["status"], nothing["detections"], nothing["faces"], nothing["ocr"]["num_texts"]) == ("success", [], [], 0)
     assert len(nothing["global_embedding"]) == 12
-
-
-async def test_faces_are_off_by_default(client: httpx.AsyncClient) -> None:
-    answer = json(await client.post("/analyze", content=SCENE, params=ALL | {"model": "six_columns"}))
-    assert (answer["faces"], answer["num_faces"], answer["num_detections"], answer["status"]) == ([], 0, 2, "success")
-
-
-async def test_a_part_fails_alone(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
-    assert triton.poll() is None
-    (tmp_path / "cascades.toml").write_text(BROKEN)
-    own = msgspec.structs.replace(settings, faces=True, model="six_columns", model_repository=str(tmp_path))
-    async with started(create_app(own)) as client:
-        answer = json(await client.post("/analyze", content=SCENE, params=ALL))
-        alone = json(await client.post("/ocr/predict", content=SCENE), 404)
-        batch = json(await client.post("/analyze/batch?enable_ocr=true", files=[("images", SCENE)]))
-
-    assert (answer["status"], answer["num_detections"], answer["num_faces"]) == ("partial", 2, 2)
-    assert (answer["ocr"], answer["global_embedding"]) == (None, None)
-    assert answer["errors"]["ocr"] == {"code": "unknown_model", "detail": alone["detail"]}
-    assert answer["errors"]["embedding"] == {"code": "wrong_task", "detail": "six_columns gives no vectors"}
-    assert answer["errors"].keys() == {"ocr", "embedding"}
-    assert (batch["status"], batch["results"][0]["status"], batch["results"][0]["num_detections"]) == ("success", "partial", 2)
-    assert batch["results"][0]["errors"].keys() == {"ocr"}
+    answer = [without_faces[name] for name in ("faces", "num_faces", "num_detections", "status")]
+    assert answer == [[], 0, 2, "success"]
 
 
 @pytest.mark.parametrize(
-    ("query", "status", "code"),
+    ("query", "image", "status", "code"),
     [
-        ("model=missing", 404, "unknown_model"),
-        ("model=embedding", 400, "wrong_task"),
-        ("face_confidence=2", 400, "invalid_parameter"),
+        ("model=missing", SCENE, 404, "unknown_model"),
+        ("model=embedding", SCENE, 400, "wrong_task"),
+        ("model=six_columns&version=7", SCENE, 404, "unknown_version"),
+        ("face_confidence=2", SCENE, 400, "invalid_parameter"),
+        ("", b"junk", 415, "unsupported_format"),
     ],
 )
-async def test_the_detector_must_be_there(faces: httpx.AsyncClient, query: str, status: int, code: str) -> None:
-    assert json(await faces.post(f"/analyze?{query}", content=SCENE), status)["code"] == code
-
-
-@pytest.mark.parametrize(("path", "number"), [("/analyze", "num_detections"), ("/analyze/batch", "total_detections")])
-async def test_the_detector_may_have_a_version(faces: httpx.AsyncClient, path: str, number: str) -> None:
-    query = f"{path}?model=six_columns&enable_ocr=false&version="
-    assert json(await faces.post(f"{query}1", files={"image": SCENE}))[number] == 2
-    assert json(await faces.post(f"{query}7", files={"image": SCENE}), 404)["code"] == "unknown_version"
-
-
-async def test_an_image_that_is_none_fails_as_a_whole(faces: httpx.AsyncClient) -> None:
-    assert json(await faces.post("/analyze", content=b"junk"), 415)["code"] == "unsupported_format"
+async def test_analysis_fails_without_its_detector_or_image(
+    faces: httpx.AsyncClient, query: str, image: bytes, status: int, code: str
+) -> None:
+    assert json(await faces.post(f"/analyze?{query}", content=image), status)["code"] == code
+    for path, number in (("/analyze", "num_detections"), ("/analyze/batch", "total_detections")):
+        answer = json(await faces.post(f"{path}?model=six_columns&version=1&enable_ocr=false", files={"image": SCENE}))
+        assert answer[number] == 2
 
 
 async def test_results_of_a_batch_are_summaries(faces: httpx.AsyncClient) -> None:
     files = [("images", (f"{index}.png", image)) for index, image in enumerate([SCENE, b"junk", EMPTY])]
     answer = json(await faces.post("/v1/analyze/batch", files=files))
+    full = json(await faces.post("/analyze/batch?enable_ocr=true&include_full_results=true&include_embedding=true", files=files))
 
     assert (answer["status"], answer["total_images"], answer["processed_images"], answer["failed_images"]) == ("partial", 3, 2, 1)
     assert (answer["total_detections"], answer["total_faces"], answer["images_with_text"]) == (2, 2, 0)
@@ -130,8 +91,6 @@ async def test_results_of_a_batch_are_summaries(faces: httpx.AsyncClient) -> Non
         assert {"filename", "image_index", "status", "error", "image", "num_faces", "has_text"} <= result.keys()
         assert (result["num_detections"], result["has_text"], result["detections"], result["ocr"]) == (objects, False, None, None)
     assert [(failure["filename"], failure["index"]) for failure in answer["failures"]] == [("1.png", 1)]
-
-    full = json(await faces.post("/analyze/batch?enable_ocr=true&include_full_results=true&include_embedding=true", files=files))
     assert (full["images_with_text"], full["results"][0]["has_text"], full["results"][0]["ocr"]["texts"]) == (1, True, ["r"])
     assert [len(each["embedding"]) for each in full["results"][0]["detections"]] == [12, 12]
     assert [result["image_index"] for result in full["results"]] == [0, 2]

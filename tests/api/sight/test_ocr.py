@@ -1,6 +1,6 @@
 """POST /ocr/predict and /ocr/batch: the text that three models find, straighten and read."""
 
-import base64
+from base64 import b64encode
 from typing import Any
 
 import httpx
@@ -12,7 +12,6 @@ from tests.support import SCENE, json
 
 EMPTY = scene("PNG", shift=500)
 KEYS = {"status", "texts", "regions", "full_text", "num_texts", "image", "error", "truncated", "total_time_ms", "request_id"}
-BATCH_KEYS = {"status", "total_images", "processed_images", "failed_images", "results", "failures", "total_time_ms", "request_id"}
 
 
 def texts(answer: dict[str, Any]) -> set[str]:
@@ -24,7 +23,8 @@ def texts(answer: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
 async def test_text_has_its_place_and_its_scores(client: httpx.AsyncClient, prefix: str) -> None:
-    answer = json(await client.post(f"{prefix}/ocr/predict?min_rec_score=0.6&shared_client=true", files={"image": SCENE}))
+    response = await client.post(f"{prefix}/ocr/predict?min_rec_score=0.6&shared_client=true", files={"image": SCENE})
+    answer = json(response)
 
     assert (answer.keys(), answer["status"], answer["error"], answer["truncated"]) == (KEYS, "success", None, False)
     assert (texts(answer), answer["image"]) == ({"r", "b"}, {"width": 200, "height": 100})
@@ -38,61 +38,43 @@ async def test_text_has_its_place_and_its_scores(client: httpx.AsyncClient, pref
         inner = np.array(RECTANGLES["red" if region["text"] == "r" else "blue"])
         assert (around[:2] <= inner[:2] + 2).all()
         assert (around[2:] >= inner[2:] - 2).all()
+    names = [entry.partition(";")[0] for entry in response.headers["server-timing"].split(", ")]
+    assert [name for name in names if name in {"lines", "direction", "text", "total"}] == ["lines", "direction", "text", "total"]
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("given", "found"),
     [
-        ("", {"r"}),
-        ("min_rec_score=0.95", set()),
-        ("filter_by_score=false&min_rec_score=0.95", {"r", "b"}),
-        ("min_rec_score=0&min_det_score=0.5", {"r", "b"}),
+        ({"content": SCENE}, {"r"}),
+        ({"content": EMPTY}, set()),
+        ({"content": SCENE, "params": {"min_rec_score": 0.95}}, set()),
+        ({"content": SCENE, "params": {"filter_by_score": "false", "min_rec_score": 0.95}}, {"r", "b"}),
+        ({"content": SCENE, "params": {"min_rec_score": 0, "min_det_score": 0.5}}, {"r", "b"}),
+        ({"json": {"image": b64encode(SCENE).decode(), "min_rec_score": 0.6}}, {"r", "b"}),
+        ({"files": {"file": SCENE}, "data": {"min_rec_score": "0.95"}}, set()),
     ],
 )
-async def test_scores_filter_texts(client: httpx.AsyncClient, query: str, found: set[str]) -> None:
-    assert texts(json(await client.post(f"/ocr/predict?{query}", content=SCENE))) == found
+async def test_scores_filter_texts(client: httpx.AsyncClient, given: dict[str, Any], found: set[str]) -> None:
+    assert texts(json(await client.post("/ocr/predict", **given))) == found
 
 
-async def test_bodies_are_those_of_all_routes(client: httpx.AsyncClient) -> None:
-    encoded = {"image": base64.b64encode(SCENE).decode(), "min_rec_score": 0.6}
-    assert texts(json(await client.post("/ocr/predict", json=encoded))) == {"r", "b"}
-    assert texts(json(await client.post("/ocr/predict", files={"file": SCENE}, data={"min_rec_score": "0.95"}))) == set()
+async def test_misspelt_parameter_or_junk_is_refused(client: httpx.AsyncClient) -> None:
     problem = json(await client.post("/ocr/predict?min_rec_scor=0.6", content=SCENE), 400)
     assert "did you mean 'min_rec_score'?" in problem["detail"]
     assert json(await client.post("/ocr/predict", content=b"junk"), 415)["code"] == "unsupported_format"
 
 
-async def test_no_text_is_an_answer(client: httpx.AsyncClient) -> None:
-    answer = json(await client.post("/ocr/predict", content=EMPTY))
-    assert (texts(answer), answer["full_text"], answer["regions"]) == (set(), "", [])
-
-
-async def test_steps_are_in_server_timing(client: httpx.AsyncClient) -> None:
-    response = await client.post("/ocr/predict", content=SCENE)
-    names = [entry.partition(";")[0] for entry in response.headers["server-timing"].split(", ")]
-    assert [name for name in names if name in {"lines", "direction", "text", "total"}] == ["lines", "direction", "text", "total"]
-
-
 async def test_images_of_a_batch_fail_alone(client: httpx.AsyncClient) -> None:
     files = [("images", (f"{index}.png", image)) for index, image in enumerate([SCENE, b"junk", EMPTY])]
-    answer = json(await client.post("/v1/ocr/batch?min_rec_score=0.6&max_workers=4", files=files))
+    answer = json(await client.post("/v1/ocr/batch?max_workers=4", files=files))
 
-    assert answer.keys() == BATCH_KEYS | {"total_text_regions", "images_with_text"}
     assert (answer["status"], answer["total_images"], answer["processed_images"], answer["failed_images"]) == ("partial", 3, 2, 1)
-    assert (answer["total_text_regions"], answer["images_with_text"]) == (2, 1)
-    assert [(result["image_index"], result["filename"], result["num_texts"]) for result in answer["results"]] == [
-        (0, "0.png", 2),
-        (2, "2.png", 0),
-    ]
+    assert (answer["total_text_regions"], answer["images_with_text"]) == (1, 1)
+    described = [(result["image_index"], result["filename"], result["num_texts"]) for result in answer["results"]]
+    assert described == [(0, "0.png", 1), (2, "2.png", 0)]
     for result in answer["results"]:
-        assert {"filename", "image_index", "status", "error", "texts", "full_text", "num_texts", "image"} <= result.keys()
+        assert result.keys() >= {"status", "error", "image"}
         texts(result)
     assert [(failure["filename"], failure["index"]) for failure in answer["failures"]] == [("1.png", 1)]
     assert answer["failures"][0]["error"] == answer["failures"][0]["problem"]["detail"]
-
-
-async def test_a_batch_holds_so_many_images(client: httpx.AsyncClient) -> None:
-    files = [("images", ("a.png", EMPTY))] * 64
-    answer = json(await client.post("/ocr/batch", files=files))
-    assert (answer["processed_images"], answer["status"], answer["images_with_text"]) == (64, "success", 0)
-    assert "64" in json(await client.post("/ocr/batch", files=[*files, files[0]]), 400)["detail"]
+    assert "64" in json(await client.post("/ocr/batch", files=[("images", ("a.png", EMPTY))] * 65), 400)["detail"]

@@ -1,7 +1,6 @@
 """What `/` is to browsers and to programs, and the files of the page."""
 
 import re
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -18,49 +17,24 @@ from tests.support import IMAGES, json, started
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 
 
-@pytest.fixture
-async def without_page() -> AsyncIterator[httpx.AsyncClient]:
-    async with started(create_app(settings_for("127.0.0.1:1", page=False))) as client:
-        yield client
-
-
 @pytest.mark.parametrize("accept", ["*/*", "application/json, text/html", "image/png", "text/html;q=0"])
-async def test_programs_get_a_description_of_the_service(reader: httpx.AsyncClient, accept: str) -> None:
+async def test_programs_get_a_description_of_the_service(shared_app: Application, reader: httpx.AsyncClient, accept: str) -> None:
     response = await reader.get("/", headers={"Accept": accept})
-
-    assert response.headers["content-type"] == "application/json"
-    assert response.headers["vary"] == "Accept"
     description = json(response)
     endpoints = description.pop("endpoints")
+
+    assert (response.headers["content-type"], response.headers["vary"]) == ("application/json", "Accept")
     routes = ["/detect", "/classify", "/segment", "/pose", "/obb", "/ocr/predict", "/ocr/predict", "/embed/image"]
     assert [endpoints[task] for task in TASKS] == routes
-    assert description == {
-        "service": "Nereid",
-        "status": "running",
-        "version": __version__,
-        "api_version": "v1",
-        "api_versions": {"current": "v1", "supported": ["v1"], "deprecated": []},
-        "models": {
-            "detection": "tiny",
-            "classification": "efficientnet_lite0",
-            "segmentation": "yolo11n-seg",
-            "pose": "yolo11n-pose",
-            "obb": "yolo11n-obb",
-            "text_detection": "ocr_detection",
-            "text_recognition": "ocr_recognition",
-            "embedding": "embedding",
-        },
-        "backend": {"name": "triton", "gpu_available": False},
-    }
+    assert set(endpoints.values()) <= {route.path_format for route in routes_of(shared_app)}
+    assert (description["service"], description["status"], description["version"]) == ("Nereid", "running", __version__)
+    assert description["api_versions"] == {"current": description["api_version"], "supported": ["v1"], "deprecated": []}
+    assert [*description["models"]] == [*TASKS]
+    assert description["models"]["detection"] == "tiny"
+    assert description["backend"] == {"name": "triton", "gpu_available": False}
 
 
-async def test_every_endpoint_that_is_named_exists(shared_app: Application, reader: httpx.AsyncClient) -> None:
-    named = json(await reader.get("/"))["endpoints"].values()
-
-    assert set(named) <= {route.path_format for route in routes_of(shared_app)}
-
-
-async def test_a_model_on_a_gpu_is_described() -> None:
+async def test_model_on_a_gpu_is_described() -> None:
     fake = FakeTriton()
     fake.config = {**CONFIG, "instance_group": [{"kind": "KIND_GPU"}]}
     async with serving(fake), started(create_app(settings_for(fake.url))) as client:
@@ -70,20 +44,18 @@ async def test_a_model_on_a_gpu_is_described() -> None:
 
 async def test_browsers_get_the_page(lonely: httpx.AsyncClient) -> None:
     response = await lonely.get("/", headers={"Accept": BROWSER})
+    headers = response.headers
 
-    assert response.status_code == 200
-    assert response.headers["content-type"] == "text/html; charset=utf-8"
-    assert response.headers["vary"] == "Accept"
-    assert response.headers["x-content-type-options"] == "nosniff"
-    assert response.headers["referrer-policy"] == "no-referrer"
-    policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
+    assert (response.status_code, headers["content-type"], headers["vary"]) == (200, "text/html; charset=utf-8", "Accept")
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     assert policy.pop("img-src") == "'self' blob:"
     assert {policy.pop(name) for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
     assert policy == dict.fromkeys(("default-src", "base-uri", "form-action", "frame-ancestors"), "'none'")
     assert not re.search(r"<style|style=|\bon\w+=|<script(?! type=\"module\" src=)", response.text)
 
 
-async def test_every_file_is_served(reader: httpx.AsyncClient) -> None:
+async def test_files_of_the_page_are_served_and_no_others(reader: httpx.AsyncClient) -> None:
     for name, media_type in ASSETS.items():
         response = await reader.get(f"/page-assets/{name}")
 
@@ -92,9 +64,12 @@ async def test_every_file_is_served(reader: httpx.AsyncClient) -> None:
         assert response.headers["x-content-type-options"] == "nosniff"
         assert response.headers["cache-control"] == ("max-age=86400" if media_type.startswith("image/") else "no-cache")
     assert {path.name for path in FOLDER.iterdir()} == {*ASSETS, "page.html"}
+    for name in ("page.html", "nothing.js", "__init__.py", "..%2Froutes.py"):
+        assert (await reader.get(f"/page-assets/{name}")).status_code == 404
 
 
-def test_the_page_names_its_own_files_only() -> None:
+def test_page_names_its_own_files_only() -> None:
+    """The licences of the samples are in tests/images/README.md."""
     named: set[str] = set()
     for path in FOLDER.glob("*.[hcj]*[ls]"):
         text = path.read_text(encoding="utf-8")
@@ -102,20 +77,11 @@ def test_the_page_names_its_own_files_only() -> None:
         named |= set(re.findall(r"page-assets/([\w.-]+)", text)) | set(re.findall(r'from "\./([\w.]+)"', text))
 
     assert named == {*ASSETS}
+    for sample in FOLDER.glob("*.jpg"):
+        assert sample.read_bytes() == (IMAGES / sample.name).read_bytes()
 
 
-def test_the_samples_are_the_projects_own() -> None:
-    """Their licences are in tests/images/README.md."""
-    samples = sorted(FOLDER.glob("*.jpg"))
-
-    assert [sample.read_bytes() for sample in samples] == [(IMAGES / sample.name).read_bytes() for sample in samples]
-
-
-@pytest.mark.parametrize("name", ["page.html", "nothing.js", "__init__.py", "..%2Froutes.py"])
-async def test_no_other_file_is_served(reader: httpx.AsyncClient, name: str) -> None:
-    assert (await reader.get(f"/page-assets/{name}")).status_code == 404
-
-
-async def test_without_the_page_everybody_gets_the_description(without_page: httpx.AsyncClient) -> None:
-    assert json(await without_page.get("/", headers={"Accept": BROWSER}))["service"] == "Nereid"
-    assert (await without_page.get("/page-assets/page.js")).status_code == 404
+async def test_without_the_page_everybody_gets_the_description() -> None:
+    async with started(create_app(settings_for("127.0.0.1:1", page=False))) as client:
+        assert json(await client.get("/", headers={"Accept": BROWSER}))["service"] == "Nereid"
+        assert (await client.get("/page-assets/page.js")).status_code == 404
