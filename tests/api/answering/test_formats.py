@@ -1,0 +1,136 @@
+"""Formats of a result through HTTP, from the real Triton: asked for by name or by `Accept`."""
+
+import base64
+from io import BytesIO
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from app.api.answering.format import best, select
+from app.api.answering.responses import LargeResponse
+from app.api.parameters.tasks import CLASSIFICATIONS
+from app.errors import GatewayFull, NotAcceptable
+from app.imaging.drawing import colour_of
+from tests.support import SCENE, json
+
+PATH = "/predict/six_columns"
+TYPES = ("application/json", "image/jpeg", "image/png")
+
+
+@pytest.mark.parametrize(
+    ("accept", "chosen"),
+    [
+        (b"IMAGE/PNG", "image/png"),
+        (b"image/*", "image/jpeg"),
+        (b"*/*", "application/json"),
+        (b"image/png, image/jpeg", "image/jpeg"),
+        (b"image/jpeg; q=0.5 ,image/png;q=0.6", "image/png"),
+        (b"image/jpeg;q=0, image/*", "image/png"),
+        (b"*/*;q=0.9, image/png;Q=1.000", "image/png"),
+        (b"image/png;level=1;q=0.2, */*;q=0.1", "image/png"),
+        # What browsers send for a page, and for a picture.
+        (b"text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8", "application/json"),
+        (b"image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8", "image/jpeg"),
+        (b"image/webp, text/html;q=0.5", None),
+        (b"*/*;q=0", None),
+        # A header without a media type asks for nothing.
+        (b"", "application/json"),
+        (b"json", "application/json"),
+        (b"\xff\xfe", "application/json"),
+        # No program needs more than fifty types.
+        (b"text/html," * 49 + b"image/png", "image/png"),
+        (b"text/html," * 50 + b"image/png", None),
+    ],
+)
+def test_type_with_the_highest_quality_is_chosen(accept: bytes, chosen: str | None) -> None:
+    """The most specific range counts; of several with equal quality, the first type that is available (RFC 9110, 12.5.1)."""
+    assert best(accept, TYPES) == chosen
+
+
+@given(st.binary(max_size=200))
+def test_any_accept_header_is_read(accept: bytes) -> None:
+    assert best(accept, TYPES) in {*TYPES, None}
+
+
+def test_classes_have_no_picture() -> None:
+    assert select(CLASSIFICATIONS, None, b"image/png, application/json;q=0.1").name == "json"
+    with pytest.raises(NotAcceptable, match="none of application/json;"):
+        select(CLASSIFICATIONS, None, b"image/png")
+
+
+def assert_framed(picture: bytes, image_format: str, detections: list[dict[str, Any]]) -> None:
+    with Image.open(BytesIO(picture)) as image:
+        assert image.format == image_format
+        pixels = np.asarray(image)
+    assert len(detections) == 2
+    for detection in detections:
+        x1, y1, x2, y2 = (round(detection[name]) for name in ("x1", "y1", "x2", "y2"))
+        assert (np.abs(pixels[(y1 + y2) // 2, [x1, x2 - 1]] - np.array(colour_of(detection["class_id"]), int)) < 30).all()
+
+
+@pytest.fixture(scope="module")
+async def expected(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json(await client.post(PATH, params={"boxes": "pixel"}, content=SCENE))["detections"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("query", "accept", "image_format"),
+    [
+        ("", "image/png", "PNG"),
+        ("", "image/avif,image/webp,image/*,*/*;q=0.8", "JPEG"),
+        ("?format=image", "image/png", "PNG"),
+        ("?format=image", "application/json", "JPEG"),
+    ],
+)
+async def test_picture_has_the_boxes_that_were_found(
+    client: httpx.AsyncClient, expected: list[dict[str, Any]], query: str, accept: str, image_format: str
+) -> None:
+    answer = await client.post(PATH + query, content=SCENE, headers={"Accept": accept})
+
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == f"image/{image_format.lower()}"
+    assert answer.headers["vary"] == "Accept"
+    assert answer.headers["content-length"] == str(len(answer.content))
+    assert " draw;dur=" in answer.headers["server-timing"]
+    assert_framed(answer.content, image_format, expected)
+
+
+async def test_json_can_have_the_picture_too(client: httpx.AsyncClient, expected: list[dict[str, Any]]) -> None:
+    query = {"format": "image_and_json", "boxes": "pixel"}
+    answer = await client.post(PATH, params=query, content=SCENE, headers={"Accept": "application/json, image/png;q=0.1"})
+    found = json(answer)
+
+    assert answer.headers["content-type"] == "application/json"
+    assert found["detections"] == expected
+    assert_framed(base64.b64decode(found["visualization"], validate=True), "PNG", expected)
+
+
+async def test_picture_that_has_no_room_is_rejected(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> None:
+        raise GatewayFull("no room", "memory")
+
+    monkeypatch.setattr(LargeResponse, "__call__", refuse)
+    assert json(await client.post(f"{PATH}?format=image", content=SCENE), 429)["code"] == "gateway_full"
+
+
+async def test_accept_that_allows_no_format_is_told(client: httpx.AsyncClient) -> None:
+    answer = await client.post(PATH, content=SCENE, headers={"Accept": "image/webp"})
+
+    assert "none of application/json, image/jpeg, image/png;" in json(answer, 406)["detail"]
+
+
+async def test_coco_results_are_what_its_tools_read(client: httpx.AsyncClient) -> None:
+    found = json(await client.post(f"{PATH}?format=coco-results&image_id=139", content=SCENE))
+    as_json = json(await client.post(f"{PATH}?boxes=coco", content=SCENE))["detections"]
+
+    assert found == [
+        {"image_id": 139, "category_id": detection["class_id"], "bbox": detection["bbox"], "score": detection["confidence"]}
+        for detection in as_json
+    ]
+    assert len(found) == 2
