@@ -1,9 +1,7 @@
 """Requests are rejected while Triton is known not to run their model: guards, bodies, dialects, probes and readiness together."""
 
-import asyncio
 import base64
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -14,8 +12,7 @@ from app.api.application import Application
 from app.main import create_app
 from tests.api.conftest import post_unread, settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.scrape import scrape
-from tests.support import SCENE, Reply, call, calling, chunk, eventually, json, lifespan_of, staying, until
+from tests.support import SCENE, Reply, call, calling, chunk, json, lifespan_of, staying, until
 
 BASE64 = base64.b64encode(SCENE).decode()
 
@@ -124,29 +121,6 @@ async def test_callers_can_go_back_from_a_newer_version_that_fails(gateway: Gate
     await assert_rejected(app, "/detect")
     assert (await post(app, "/detect?version=2")).status == 200
     assert (await post(app, "/detect")).status == 503
-
-
-async def test_reason_is_the_model_although_the_gateway_is_full() -> None:
-    """Inferences that hang have filled the gateway; 503 instead of 429 tells callers that the model is the reason."""
-    fake = SickTriton()
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(serving(fake))
-        fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
-        app = create_app(settings_for(fake.url, max_requests=5, timeout_seconds=0.5, calls_in_flight=10))
-        await stack.enter_async_context(lifespan_of(app))
-        stack.callback(fake.may_answer.set)
-        fake.query_refusal = None
-        fake.may_answer.clear()
-        while fake.running < 5:  # a request that is late before its inference begins leaves nothing that hangs
-            late = [post(app, "/detect?timeout_ms=100") for _ in range(5 - fake.running)]
-            assert {reply.status for reply in await asyncio.gather(*late)} == {504}
-        await eventually(lambda: fake.running == 6)  # which is the probe
-        async with calling(app) as client:
-            assert (await scrape(client))['api_model_active_requests{model="tiny"}'] == 5
-        await assert_rejected(app, "/detect")
-        fake.may_answer.set()
-
-        await mend((fake, app), "/detect")
 
 
 async def test_readiness_depends_on_the_circuit_of_the_default_model(gateway: Gateway) -> None:

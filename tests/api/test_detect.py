@@ -22,7 +22,7 @@ from app.settings.schema import Settings
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.pipeline.gate import Gate
-from tests.support import SCENE, captured_log, eventually, finds, free_port, in_cycles, json, sample_image, started, until_ready
+from tests.support import SCENE, captured_log, eventually, finds, free_port, in_cycles, json, sample_image, started
 
 CAT = sample_image("chelsea.jpg")
 JPEG = {"Content-Type": "image/jpeg"}
@@ -77,17 +77,6 @@ async def test_invalid_request_is_a_problem_with_its_own_code(  # noqa: PLR0913,
     assert (problem["code"], problem["status"]) == (code, status)
 
 
-async def test_deadline_that_passes_is_a_504_and_triton_survives(settings: Settings, client: httpx.AsyncClient) -> None:
-    """The RPC goes on, because cancelling it can crash Triton."""
-    async with started(create_app(msgspec.structs.replace(settings, timeout_seconds=0.015))) as hasty:
-        codes = [(await hasty.post("/detect", content=CAT)).json()["code"] for _ in range(5)]
-
-    assert codes[0] == "deadline_passed"
-    assert set(codes) <= {"deadline_passed", "gateway_full", "circuit_open"}
-    await until_ready(client)
-    assert json(await client.post("/detect", content=CAT))["num_detections"] == 1
-
-
 @pytest.mark.parametrize("kind", ["multipart", "json", "query"])
 async def test_caller_may_set_the_deadline_up_to_a_maximum(gateway: Gateway, kind: str) -> None:
     fake, client = gateway
@@ -129,6 +118,31 @@ async def test_parameters_of_path_query_and_form_are_combined(gateway: Gateway, 
     assert json(two_models, 400)["detail"] == "model is given more than once"
     await client.post("/detect", **with_parameter("model_name", "another"))
     assert [request.model_name for request in fake.requests] == ["other", "another"]
+
+
+async def test_parameters_of_the_query_hold_before_the_config_is_read(gateway: Gateway) -> None:
+    fake, client = gateway
+    fake.may_tell.clear()
+    before = fake.config_reads
+    for query in ("timeout_ms=soon", "version=0", "model=tiny"):
+        assert json(await client.post(f"/predict/other?{query}", content=SCENE), 400)["code"] == "invalid_parameter"
+    assert fake.config_reads == before
+    problem = json(await client.post("/predict/other?timeout_ms=100", content=SCENE), 504)
+    fake.may_tell.set()
+
+    assert problem["code"] == "deadline_passed"
+    assert fake.requests == []
+
+
+async def test_only_the_version_of_the_query_is_asked_for(gateway: Gateway) -> None:
+    """The newest version may no longer exist."""
+    fake, client = gateway
+    assert "top_k" in json(await client.post("/predict/other?version=1&top_k=1", content=SCENE), 400)["detail"]
+    assert fake.requests == []
+    await client.post("/predict/other?version=1", content=SCENE)
+
+    assert fake.read_configs.count("other") == 1
+    assert [(request.model_name, request.model_version) for request in fake.requests] == [("other", "1")]
 
 
 async def test_log_line_of_a_detection_says_what_was_done(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,34 +144,6 @@ async def test_end_of_a_request_is_logged_and_what_waits_for_it_begins(  # noqa:
     assert (line.kwargs["request_bytes"], line.kwargs["response_bytes"]) == (320, 1004 if response else 0)
 
 
-@pytest.mark.parametrize(
-    ("headers", "is_received", "left"),
-    [
-        ({"Content-Length": "2"}, False, 0),
-        ({"Transfer-Encoding": "chunked"}, False, 0),
-        ({"Content-Length": "2"}, True, 2),
-        ({}, False, 2),
-    ],
-    ids=["by length", "chunked", "received", "no body"],
-)
-async def test_rest_of_a_body_is_received_after_an_early_response(headers: dict[str, str], left: int, *, is_received: bool) -> None:
-    """A client that still sends would otherwise see a broken connection."""
-    messages = [chunk(b"x", more=True), chunk(b"y")]
-
-    async def receive() -> Any:  # noqa: ANN401
-        return messages.pop(0)
-
-    async def app(scope: Scope, _: Receive, send: Send) -> None:
-        context_of(scope).is_body_received = is_received
-        await send({"type": "http.response.start", "status": 401, "headers": []})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-        assert len(messages) == 2
-
-    await call(RequestContextMiddleware(app, RESOURCES), receive, headers=headers)
-
-    assert len(messages) == left
-
-
 async def test_head_is_get_without_the_body_and_other_methods_are_told(shared_app: Application, reader: httpx.AsyncClient) -> None:
     paths = {
         re.sub(r"{(\w+)}", lambda found: _VALUES[found[1]], route.path_format)

@@ -73,56 +73,36 @@ def assert_framed(picture: bytes, image_format: str, detections: list[dict[str, 
         assert (np.abs(pixels[(y1 + y2) // 2, [x1, x2 - 1]] - np.array(colour_of(detection["class_id"]), int)) < 30).all()
 
 
-@pytest.fixture(scope="module")
-async def expected(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json(await client.post(PATH, params={"boxes": "pixel"}, content=SCENE))["detections"]
-    return found
-
-
-@pytest.mark.parametrize(
-    ("query", "accept", "image_format"),
-    [
+async def test_picture_has_the_boxes_that_were_found(client: httpx.AsyncClient) -> None:
+    expected = json(await client.post(PATH, params={"boxes": "pixel"}, content=SCENE))["detections"]
+    for query, accept, image_format in (
         ("", "image/png", "PNG"),
         ("", "image/avif,image/webp,image/*,*/*;q=0.8", "JPEG"),
         ("?format=image", "image/png", "PNG"),
         ("?format=image", "application/json", "JPEG"),
-    ],
-)
-async def test_picture_has_the_boxes_that_were_found(
-    client: httpx.AsyncClient, expected: list[dict[str, Any]], query: str, accept: str, image_format: str
-) -> None:
-    answer = await client.post(PATH + query, content=SCENE, headers={"Accept": accept})
-
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == f"image/{image_format.lower()}"
-    assert answer.headers["vary"] == "Accept"
-    assert answer.headers["content-length"] == str(len(answer.content))
-    assert " draw;dur=" in answer.headers["server-timing"]
-    assert_framed(answer.content, image_format, expected)
-
-
-async def test_json_can_have_the_picture_too(client: httpx.AsyncClient, expected: list[dict[str, Any]]) -> None:
-    query = {"format": "image_and_json", "boxes": "pixel"}
-    answer = await client.post(PATH, params=query, content=SCENE, headers={"Accept": "application/json, image/png;q=0.1"})
-    found = json(answer)
-
+    ):
+        answer = await client.post(PATH + query, content=SCENE, headers={"Accept": accept})
+        headers = {"content-type": f"image/{image_format.lower()}", "vary": "Accept", "content-length": str(len(answer.content))}
+        assert {name: answer.headers[name] for name in headers} == headers
+        assert " draw;dur=" in answer.headers["server-timing"]
+        assert_framed(answer.content, image_format, expected)
+    headers = {"Accept": "application/json, image/png;q=0.1"}
+    answer = await client.post(f"{PATH}?format=image_and_json&boxes=pixel", content=SCENE, headers=headers)
     assert answer.headers["content-type"] == "application/json"
-    assert found["detections"] == expected
-    assert_framed(base64.b64decode(found["visualization"], validate=True), "PNG", expected)
+    assert json(answer)["detections"] == expected
+    assert_framed(base64.b64decode(json(answer)["visualization"], validate=True), "PNG", expected)
 
 
-async def test_picture_that_has_no_room_is_rejected(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_accept_that_allows_no_format_is_told(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is that a picture has no room."""
+
     async def refuse(*_: object) -> None:
         raise GatewayFull("no room", "memory")
 
+    answer = await client.post(PATH, content=SCENE, headers={"Accept": "image/webp"})
+    assert "none of application/json, image/jpeg, image/png;" in json(answer, 406)["detail"]
     monkeypatch.setattr(LargeResponse, "__call__", refuse)
     assert json(await client.post(f"{PATH}?format=image", content=SCENE), 429)["code"] == "gateway_full"
-
-
-async def test_accept_that_allows_no_format_is_told(client: httpx.AsyncClient) -> None:
-    answer = await client.post(PATH, content=SCENE, headers={"Accept": "image/webp"})
-
-    assert "none of application/json, image/jpeg, image/png;" in json(answer, 406)["detail"]
 
 
 async def test_coco_results_are_what_its_tools_read(client: httpx.AsyncClient) -> None:

@@ -1,6 +1,8 @@
 """Who may use which route, and what the log says of the caller."""
 
 from collections.abc import AsyncIterator, Sequence
+from ipaddress import ip_network
+from typing import Any
 
 import httpx
 import pytest
@@ -9,6 +11,7 @@ from app.api.admin import ROUTES
 from app.api.admission import middleware
 from app.api.answering import problems
 from app.api.application import Application
+from app.api.caller.client_address import client_address
 from app.api.dialects.dialect import load
 from app.api.pass_on import ask_search
 from app.api.reports.instead import instead
@@ -155,3 +158,25 @@ async def test_log_has_the_id_of_the_key_and_never_its_secret(locked: Applicatio
     assert [line.kwargs.get("key") for line in log] == ["camera", "camera", None] * 3
     assert SECRET not in repr([log, *others])
     assert not [answer for answer in answers if SECRET in answer.text or SECRET in repr(answer.headers)]
+
+
+PROXIES = (ip_network("10.0.0.0/8"), ip_network("2001:db8::/32"))
+UNIX = ("", "0")
+"""What the server says of a connection to its unix socket."""
+
+
+@pytest.mark.parametrize(
+    ("peer", "named", "address"),
+    [
+        *((peer, "192.0.2.7", "192.0.2.7") for peer in (UNIX, None, ("10.1.2.3", 1), ("::ffff:10.1.2.3", 1))),
+        (("2001:db8::1", 1), "2001:db8:1::7", "2001:db8:1::7"),
+        # A peer that is not trusted cannot name another client.
+        *(((peer, 1), "192.0.2.7", peer) for peer in ("192.0.2.1", "::1", "::ffff:192.0.2.1")),
+        # Without an address the connection counts.
+        *((("10.1.2.3", 1), named, "10.1.2.3") for named in (None, "", "192.0.2.7, 10.0.0.1", "192.0.2.7:80", "\xe4", "<script>")),
+        (UNIX, "unknown", ""),
+    ],
+)
+def test_trusted_proxy_names_the_client(peer: Any, named: str | None, address: str) -> None:  # noqa: ANN401
+    headers = {} if named is None else {b"x-real-ip": named.encode("latin-1")}
+    assert client_address({"client": peer}, headers, PROXIES) == address  # type: ignore[typeddict-item]
