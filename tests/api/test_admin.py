@@ -81,7 +81,7 @@ NO_FORM = {"headers": {**ADMIN, "Content-Type": "multipart/form-data; boundary=x
 
 
 @pytest.mark.parametrize(
-    ("request_line", "more", "status", "detail"),
+    ("line", "more", "status", "detail"),
     [
         ("POST /models/doors", {"headers": {}}, 401, "send one API key"),
         ("DELETE /models/doors", {"headers": CAMERA}, 403, "does not have the scope 'admin'"),
@@ -105,10 +105,8 @@ NO_FORM = {"headers": {**ADMIN, "Content-Type": "multipart/form-data; boundary=x
         ("DELETE /models/a?version=1", {}, 404, "there is no model a in"),
     ],
 )
-async def test_refused_upload_changes_nothing(
-    service: Service, request_line: str, more: dict[str, Any], status: int, detail: str
-) -> None:
-    method, _, path = request_line.partition(" ")
+async def test_refused_upload_changes_nothing(service: Service, line: str, more: dict[str, Any], status: int, detail: str) -> None:
+    method, _, path = line.partition(" ")
     answer = await service.client.request(method, path, **{"headers": ADMIN, **more})
     assert re.search(detail, json(answer, status)["detail"])
     assert answer.headers["content-type"] == "application/problem+json"

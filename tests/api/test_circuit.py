@@ -112,7 +112,7 @@ async def test_version_that_fails_stops_no_other(gateway: Gateway, sick: str, so
 
 
 async def test_callers_can_go_back_from_a_newer_version_that_fails(gateway: Gateway) -> None:
-    """Requests without a version used the circuit of the newest version until another one was loaded."""
+    """Requests without a version once used the circuit of the newest version."""
     fake, app = gateway
     assert (await post(app, "/detect?version=2")).status == 200
     fake.model_versions = ["1", "2", "3"]

@@ -87,66 +87,40 @@ async def test_stages_begin_when_the_request_has_passed_the_guards(monkeypatch: 
     assert (context.slow_request_ms, context.timing.stages, context.timing.total) == (7.0, {"read": 250.0}, 750.0)
 
 
-async def fill(filling: Filling, path: str) -> asyncio.Task[Reply]:
+async def test_request_for_a_full_model_is_rejected_before_the_body_is_read(filling: Filling) -> None:
     fake, app = filling
-    first = asyncio.create_task(call(app, staying(chunk(SCENE)), path))
-    await eventually(lambda: len(fake.requests) == 1)
-    return first
-
-
-@pytest.mark.parametrize(
-    ("full", "rejected", "accepted"),
-    [
-        (
-            "tiny",
-            ["/detect", "/predict/tiny", "/v1/detect?model=tiny", "//v1//predict/tiny/", "/detect/batch"],
-            ["/predict/other", "/classify"],
-        ),
-        (
-            "other",
-            ["/predict/other", "/detect?confidence=0.5&model_name=other", "/v1/detect/batch?model=other"],
-            ["/predict/tiny", "/detect?model_name=tiny", "/detect?classes=model"],
-        ),
-    ],
-)
-async def test_request_for_a_full_model_is_rejected_before_the_body_is_read(
-    filling: Filling, full: str, rejected: list[str], accepted: list[str]
-) -> None:
-    fake, app = filling
-    first = await fill(filling, f"/predict/{full}")
-    for path in rejected:
-        reply = await post_unread(app, path, {"Content-Type": "image/bmp", "Content-Length": "100"})
-        assert (reply.status, reply.problem["code"], reply.headers["retry-after"]) == (429, "gateway_full", "1")
-    for path in accepted:
-        reply = await call(app, receiving(chunk(b"no image")), path, {"Content-Type": "image/bmp"})
-        assert reply.problem["code"] in {"unsupported_format", "invalid_parameter", "wrong_task"}
+    running: list[asyncio.Task[Reply]] = []
+    for full, rejected, accepted in (
+        ("tiny", ["/detect", "/v1/detect?model=tiny", "//v1//predict/tiny/", "/detect/batch"], ["/predict/other", "/classify"]),
+        ("other", ["/predict/other", "/detect?confidence=0.5&model_name=other", "/v1/detect/batch?model=other"], ["/classify"]),
+    ):
+        running.append(asyncio.create_task(call(app, staying(chunk(SCENE)), f"/predict/{full}")))
+        await eventually(lambda: len(fake.requests) == len(running))
+        for path in rejected:
+            reply = await post_unread(app, path, {"Content-Type": "image/bmp", "Content-Length": "100"})
+            assert (reply.status, reply.problem["code"], reply.headers["retry-after"]) == (429, "gateway_full", "1")
+        for path in accepted:
+            reply = await call(app, receiving(chunk(b"no image")), path, {"Content-Type": "image/bmp"})
+            assert reply.problem["code"] in {"unsupported_format", "wrong_task"}
+    others = ("GET", "/livez"), ("GET", "/detect"), ("POST", "/livez"), ("POST", "/detections"), ("POST", "/predict/a/b")
+    async with calling(app) as client:
+        form = await client.post("/detect", files={"image": SCENE}, data={"model": "other"})  # whose model is not known before
+        assert json(form, 429)["code"] == "gateway_full"
+        assert [(await client.request(method, path)).status_code for method, path in others] == [200, 405, 405, 404, 404]
     fake.may_answer.set()
 
-    assert (await first).status == 502
-
-
-async def test_full_gateway_rejects_a_form_once_its_model_is_known_and_goes_on_with_requests_without_an_image(
-    filling: Filling,
-) -> None:
-    first = await fill(filling, "/predict/other")
-    others = ("GET", "/livez"), ("GET", "/detect"), ("POST", "/livez"), ("POST", "/detections"), ("POST", "/predict/a/b")
-    async with calling(filling[1]) as client:
-        answer = await client.post("/detect", files={"image": SCENE}, data={"model": "other"})
-        statuses = [(await client.request(method, path)).status_code for method, path in others]
-    filling[0].may_answer.set()
-    await first
-
-    assert json(answer, 429)["code"] == "gateway_full"
-    assert statuses == [200, 405, 405, 404, 404]
+    assert [reply.status for reply in await asyncio.gather(*running)] == [502, 502]
 
 
 async def test_model_that_triton_no_longer_answers_is_503_before_the_body_is_read(
     filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fake, app = filling
     monkeypatch.setattr(ModelQueue, "full", lambda *_: CircuitOpen("Triton has stopped to answer"))
-    first = await fill(filling, "/detect")
-    reply = await post_unread(filling[1], "/detect", {"Content-Length": "100"})
-    filling[0].may_answer.set()
+    first = asyncio.create_task(call(app, staying(chunk(SCENE)), "/detect"))
+    await eventually(lambda: len(fake.requests) == 1)
+    reply = await post_unread(app, "/detect", {"Content-Length": "100"})
+    fake.may_answer.set()
     await first
 
     assert (reply.status, reply.problem["code"]) == (503, "circuit_open")
