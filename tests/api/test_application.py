@@ -1,9 +1,8 @@
 """The life of a worker: what it uses is opened before the first request, and closed after the last."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
-from unittest.mock import AsyncMock, Mock
 
 from app.api import application
 from app.api.application import Application
@@ -61,16 +60,3 @@ async def test_worker_that_cannot_be_opened_fails_the_start() -> None:
         yield
 
     assert "OSError" in await start_and_fail(application.build(fail, DEPLOYMENT))
-
-
-async def test_two_applications_in_one_process_do_not_share_dependencies() -> None:
-    def build(ready: AsyncMock, model: str) -> Application:
-        pipeline = Mock(read_default_reference=AsyncMock(return_value=model))
-        return application.build(lambda: nullcontext((Mock(is_ready=ready), pipeline, METRICS)), DEPLOYMENT)
-
-    first, second = AsyncMock(return_value=True), AsyncMock(return_value=True)
-    async with started(build(first, "a")) as of_first, started(build(second, "b")) as of_second:
-        for client in (of_first, of_second, of_first):
-            json(await client.get("/readyz"))
-
-    assert ([call.args for call in first.mock_calls], [call.args for call in second.mock_calls]) == ([("a",)] * 2, [("b",)])

@@ -24,20 +24,7 @@ from app.resilience.model_queue import ModelQueue
 from app.telemetry import timing
 from tests.api.conftest import post_unread, settings_for, write_keys
 from tests.fakes.triton import FakeTriton, infer_response
-from tests.support import (
-    DEPLOYMENT,
-    SCENE,
-    Reply,
-    call,
-    calling,
-    captured_log,
-    chunk,
-    eventually,
-    json,
-    lifespan_of,
-    receiving,
-    staying,
-)
+from tests.support import DEPLOYMENT, SCENE, Reply, call, calling, captured_log, chunk, eventually, json, lifespan_of, staying
 
 LIMIT = 2**20
 SUPPORTED = "image/*, application/octet-stream, multipart/form-data, application/json or application/x-www-form-urlencoded"
@@ -59,7 +46,7 @@ async def test_request_is_rejected_before_the_body_is_read(shared_app: Applicati
         reply = await post_unread(shared_app, path, headers)
         assert (reply.status, reply.problem["detail"]) == (status, detail)
     headers = [HTML, JPEG, ("Content-Length", str(LIMIT))]  # the last type counts
-    reply = await call(shared_app, receiving(chunk(b"x" * LIMIT)), "/detect", headers)
+    reply = await call(shared_app, staying(chunk(b"x" * LIMIT)), "/detect", headers)
     assert (reply.status, reply.problem["code"]) == (415, "unsupported_format")
 
 
@@ -100,7 +87,7 @@ async def test_request_for_a_full_model_is_rejected_before_the_body_is_read(fill
             reply = await post_unread(app, path, {"Content-Type": "image/bmp", "Content-Length": "100"})
             assert (reply.status, reply.problem["code"], reply.headers["retry-after"]) == (429, "gateway_full", "1")
         for path in accepted:
-            reply = await call(app, receiving(chunk(b"no image")), path, {"Content-Type": "image/bmp"})
+            reply = await call(app, staying(chunk(b"no image")), path, {"Content-Type": "image/bmp"})
             assert reply.problem["code"] in {"unsupported_format", "wrong_task"}
     others = ("GET", "/livez"), ("GET", "/detect"), ("POST", "/livez"), ("POST", "/detections"), ("POST", "/predict/a/b")
     async with calling(app) as client:
