@@ -120,30 +120,18 @@ async def test_key_without_the_scope_is_forbidden(locked: Application) -> None:
         assert json(await ask(locked, path, {"X-API-Key": HEALTH}), 403)["code"] == "forbidden"
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [("X-API-Key", "")],
-        [("X-API-Key", "camera.wrong")],
-        [("X-API-Key", f"monitor.{SECRET}")],
-        [("X-API-Key", f"Bearer {DETECT}")],
-        [("X-API-Key", DETECT + "\xff")],
-        [("Authorization", DETECT)],
-        [("Authorization", "Bearer")],
-        [("Authorization", f"Basic {DETECT}")],
-        [("Authorization", f"Bearer {DETECT}, Bearer {DETECT}")],
-        [("X-API-Key", DETECT), ("X-API-Key", DETECT)],
-        [("X-API-Key", DETECT), ("Authorization", f"Bearer {DETECT}")],
-    ],
-)
-async def test_wrong_malformed_and_repeated_keys_are_unauthorized(
-    locked: Application, headers: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_wrong_malformed_and_repeated_keys_are_unauthorized(locked: Application, monkeypatch: pytest.MonkeyPatch) -> None:
     log = captured_log(monkeypatch, middleware)
-    reply = await call(locked, receiving(chunk(b"x")), "/detect", headers)
+    key, bearer = ("X-API-Key", DETECT), ("Authorization", f"Bearer {DETECT}")
+    for headers in (
+        *([("X-API-Key", wrong)] for wrong in ("", "camera.wrong", f"monitor.{SECRET}", f"Bearer {DETECT}", DETECT + "\xff")),
+        *([("Authorization", wrong)] for wrong in (DETECT, "Bearer", f"Basic {DETECT}", f"Bearer {DETECT}, Bearer {DETECT}")),
+        *([key, key], [key, bearer], [bearer, bearer]),
+    ):
+        reply = await call(locked, receiving(chunk(b"x")), "/detect", headers)
 
-    assert (reply.status, reply.problem["code"], reply.headers["www-authenticate"]) == (401, "unauthorized", "Bearer")
-    assert "key" not in log[0].kwargs
+        assert (reply.status, reply.problem["code"], reply.headers["www-authenticate"]) == (401, "unauthorized", "Bearer")
+        assert "key" not in log[-1].kwargs
 
 
 async def test_log_has_the_id_of_the_key_and_never_its_secret(locked: Application, monkeypatch: pytest.MonkeyPatch) -> None:
