@@ -115,30 +115,19 @@ async def test_misspelt_path_is_recognised(reader: httpx.AsyncClient) -> None:
         assert problem["detail"] == f"this path does not exist{hint} /docs lists those that do"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "detail", "allowed"),
-    [
-        (
-            "PUT",
-            "/v1/predict/tiny",
-            "PUT is not supported here: send the image with POST, for example with curl --data",
-            "POST",
-        ),
+async def test_another_method_is_answered_with_the_right_one(reader: httpx.AsyncClient) -> None:
+    """A person may have used `curl -T`, which sends PUT, or a browser."""
+    for method, path, detail, allowed in (
+        ("PUT", "/v1/predict/tiny", "PUT is not supported here: send the image with POST, for example with curl --data", "POST"),
         ("GET", "/detect/batch", "GET is not supported here: send the images with POST, for example with curl -F images=@", "POST"),
         ("POST", "/models", "POST is not supported here, but GET, HEAD, OPTIONS; /docs describes what each path supports", "GET"),
         ("GET", "/nim/v1/infer", "GET is not supported here, but ", "POST"),
         ("X" * 99, "/detect", f"{'X' * 16} is not supported here: send the image", "POST"),
-    ],
-)
-async def test_another_method_is_answered_with_the_right_one(
-    reader: httpx.AsyncClient, method: str, path: str, detail: str, allowed: str
-) -> None:
-    """A person may have used `curl -T`, which sends PUT, or a browser."""
-    response = await reader.request(method, path)
-
-    assert response.status_code == 405
-    assert f'"{detail}' in response.text
-    assert allowed in response.headers["allow"]
+    ):
+        response = await reader.request(method, path)
+        assert response.status_code == 405
+        assert f'"{detail}' in response.text
+        assert allowed in response.headers["allow"]
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,9 @@ async def test_route_is_written_listed_and_removed(service: Service) -> None:
     assert json(answer, 422)["detail"] == "detector is a route; give the model another name"
 
 
-@pytest.mark.parametrize(
-    ("name", "route", "said"),
-    [
+async def test_route_that_is_not_valid_is_refused(service: Service) -> None:
+    await service.put({"to": "tiny"}, "first")
+    routes: list[tuple[str, dict[str, Any], str]] = [
         ("detector", {"to": "tiny", "weight": 1}, "unknown field `weight`"),
         ("detector", {"to": "new"}, "to: "),
         ("detector", {"to": "tiny", "fallback": "tiny:7"}, "fallback: tiny has no version 7"),
@@ -96,12 +96,9 @@ async def test_route_is_written_listed_and_removed(service: Service) -> None:
         ("other", {"to": "first"}, "first is a route, not a model"),
         ("tiny", {"to": "tiny:2"}, "tiny is a model"),
         ("a%20route", {"to": "tiny:2"}, "matching regex"),
-    ],
-)
-async def test_route_that_is_not_valid_is_refused(service: Service, name: str, route: dict[str, Any], said: str) -> None:
-    await service.put({"to": "tiny"}, "first")
-
-    assert said in json(await service.put(route, name), 400)["detail"]
+    ]
+    for name, route, said in routes:
+        assert said in json(await service.put(route, name), 400)["detail"]
     assert json(await service.client.get("/routes", headers=CAMERA)) == {"first": {"to": "tiny"}}
 
 
@@ -131,9 +128,9 @@ async def test_file_that_is_not_valid_or_cannot_be_written_is_an_error(service: 
     assert service.file.read_text() == "[detector"
 
 
-@pytest.mark.parametrize(
-    ("path", "options"),
-    [
+async def test_route_is_named_like_a_model(service: Service) -> None:
+    await service.put({"to": "tiny:2"})
+    requests: list[tuple[str, dict[str, Any]]] = [
         ("/detect?model=detector", {"content": SCENE}),
         ("/predict/detector", {"content": SCENE}),
         ("/detect", {"files": {"file": SCENE, "model": (None, "detector")}}),
@@ -141,14 +138,11 @@ async def test_file_that_is_not_valid_or_cannot_be_written_is_an_error(service: 
         ("/deepstack/v1/vision/custom/detector", {"files": {"image": SCENE}}),
         ("/roboflow/detector/1", {"files": {"file": SCENE}}),
         ("/ultralytics/predict?model=detector", {"files": {"file": SCENE}}),
-    ],
-)
-async def test_route_is_named_like_a_model(service: Service, path: str, options: dict[str, Any]) -> None:
-    await service.put({"to": "tiny:2"})
-    answer = await service.client.post(path, headers=CAMERA, **options)
-
-    assert answer.status_code == 200, answer.text
-    assert {request.model_version for request in service.fake.requests} == {"1" if path.endswith("/1") else "2"}
+    ]
+    for path, options in requests:
+        service.fake.requests.clear()
+        json(await service.client.post(path, headers=CAMERA, **options))
+        assert {request.model_version for request in service.fake.requests} == {"1" if path.endswith("/1") else "2"}
     # Some clients ask for a model before they send images, under the name that they then send.
     for name in ("detector", "tiny"):
         assert json(await service.client.get(f"/ultralytics/v1/models/{name}", headers=CAMERA)) == {"data": {"id": name}}
@@ -166,17 +160,14 @@ async def test_answer_names_the_model_that_gave_it(service: Service) -> None:
     assert set(versions) == {("tiny", "2"), ("tiny", "3")}
 
 
-@pytest.mark.parametrize(("parameter", "status", "model"), [("", 200, "tiny:3"), ("confidence=2", 400, "tiny:2")])
-async def test_log_names_route_and_model(
-    service: Service, monkeypatch: pytest.MonkeyPatch, parameter: str, status: int, model: str
-) -> None:
+async def test_log_names_route_and_model(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     await service.put({"to": "tiny:2", "canary": {"to": "tiny:3", "share": 1}})
     log = captured_log(monkeypatch, middleware)
-    answer = await service.client.post(f"/detect?model=detector&{parameter}", content=SCENE, headers=CAMERA)
-
-    assert answer.status_code == status
-    (line,) = [call.kwargs for call in log if call.kwargs["path"] == "/detect"]
-    assert (line["route"], line["route_name"], line["model"]) == ("/detect", "detector", model)
+    for parameter, status, model in (("", 200, "tiny:3"), ("confidence=2", 400, "tiny:2")):
+        answer = await service.client.post(f"/detect?model=detector&{parameter}", content=SCENE, headers=CAMERA)
+        assert answer.status_code == status
+        line = log[-1].kwargs
+        assert (line["route"], line["route_name"], line["model"]) == ("/detect", "detector", model)
 
 
 async def test_default_model_may_be_a_route_and_without_a_file_there_are_none(service: Service) -> None:

@@ -35,7 +35,12 @@ async def test_all_memory_of_a_body_that_is_parsed_is_counted(
 ) -> None:
     counted: list[int] = []
     add = Upload.add
-    monkeypatch.setattr(Upload, "add", lambda upload, nbytes: (add(upload, nbytes), counted.append(nbytes)))
+
+    def noted(upload: Upload, nbytes: int) -> None:
+        add(upload, nbytes)
+        counted.append(nbytes)
+
+    monkeypatch.setattr(Upload, "add", noted)
     plain = msgspec.json.encode({"image": base64.urlsafe_b64encode(NOISE).decode()})
     data, again = (gzip.compress(plain), len(plain)) if encoding == "gzip" else (plain, 0)
     headers = {"Content-Type": "application/json", "Content-Encoding": encoding}

@@ -234,4 +234,4 @@ async def test_detail_says_why_a_gateway_that_was_healthy_is_not(
         assert (report["tritons"][0]["status"], report["tritons"][0]["version"]) == ("unreachable", None)
         assert response.headers["retry-after"] == "1"
         assert report["detail"] == log[-1].kwargs["detail"] == "Triton unavailable"
-    assert report["tritons"][0]["transport"] == "inline"
+    assert json(await lonely.get("/health"), 503)["tritons"][0]["transport"] == "inline"
