@@ -75,6 +75,7 @@ def document(image: object = BASE64.decode(), **members: object) -> bytes:
         (f"file={quote_plus(BASE64)}".encode(), URLENCODED, IMAGE, []),
         (f"image={quote_plus(URL)}".encode(), URLENCODED, b"", ADDRESS),
         *((document(f"{prefix}{BASE64.decode()}"), JSON, IMAGE, []) for prefix in ("data:;base64,", "DATA:image/jpeg;BASE64,")),
+        *((document(text), JSON, image, []) for text, image in (("QUI", b"AB"), ("-_8", b"\xfb\xff"))),  # as in URLs
         # An alias beside its parameter is left to `parameters.parse`.
         (document(model="a", model_name="b"), JSON, IMAGE, [("model", "a"), ("model_name", "b")]),
         (b'{"im\\u0061ge": "QUJD", "classes": ["\\"", 1]}', JSON, b"ABC", [("classes", ['"', "1"])]),
