@@ -69,6 +69,7 @@ def document(image: object = BASE64.decode(), **members: object) -> bytes:
         (form(part("image", IMAGE), part("NAME", b"1")).replace(b"NAME", b"n\xe4me"), TYPE, IMAGE, [("näme", "1")]),
         # curl declares anything as a form unless it is told a type.
         (IMAGE, URLENCODED, IMAGE, []),
+        (b"BM\0=", URLENCODED, b"BM\0=", []),
         (document(boxes="coco"), URLENCODED, IMAGE, COCO),
         # Escapes are decoded, but a plus sign in base64 stays one.
         (b"image=AP%2Bf%2f/+A&x=a+b%2C2&b=&c", URLENCODED, b"\0\xff\x9f\xff\xff\x80", [("x", "a b,2"), ("b", ""), ("c", "")]),

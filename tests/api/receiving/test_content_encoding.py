@@ -88,7 +88,8 @@ def test_truncated_or_continued_body_is_malformed(encode: Encode) -> None:
         with pytest.raises(MalformedRequest, match=r"truncated|corrupt"):
             decode(data[:length], "gzip", MIB, uncounted)
     large = encode(os.urandom(200_000))
-    for continued in (data + b"x", encode(b"") + b"\x1f", large + bytes(200_000), large + gzip.compress(b"more")):
+    whole = zlib.compress(bytes(65_525), 0)  # ends where the input is cut
+    for continued in (data + b"x", encode(b"") + b"\x1f", whole + b"x", large + bytes(200_000), large + gzip.compress(b"more")):
         with pytest.raises(MalformedRequest, match=r"^something follows the end of the compressed body$"):
             decode(continued, "deflate", MIB, uncounted)
 
