@@ -29,7 +29,7 @@ from app.settings.schema import DIALECTS
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 from tests.api.conftest import post_unread, routes_of, write_keys
-from tests.support import DEPLOYMENT, METRICS, Receive, Reply, call, lifespan_of, receiving, staying
+from tests.support import DEPLOYMENT, METRICS, Receive, Reply, call, chunk, lifespan_of, receiving, staying
 from tests.world import World, open_world
 
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
@@ -99,19 +99,10 @@ def status_of(path: str, status: int) -> int:
     return STATUSES.get(path.split("/")[1], {}).get(status, status)
 
 
-def type_for(route: ModelRoute) -> tuple[str, str]:
-    return FORM if route.media_types else JPEG
-
-
 @BOTH
-async def test_every_route_that_runs_a_model_lists_the_guards_in_their_order(gateway: Gateway) -> None:
+async def test_every_route_that_runs_a_model_has_the_guards_and_the_pipeline(gateway: Gateway) -> None:
     for path, route in gateway.routes:
         assert (path, route.resolve_guards()) == (path, [guard_key, guard_payload, guard_circuit, guard_timing])
-
-
-@BOTH
-async def test_every_route_that_asks_a_model_gets_the_pipeline_injected(gateway: Gateway) -> None:
-    for path, route in gateway.routes:
         assert "pipeline" in route.parsed_fn_signature.parameters or path.endswith(_UNREAD), path
 
 
@@ -139,18 +130,20 @@ async def test_the_declared_type_and_length(gateway: Gateway) -> None:
     for path, route in gateway.routes:
         for key in [[CAMERA], *([[]] if route.key_in == "body" else [])]:
             assert (await gateway.ask(path, *key, HTML, TOO_LONG)).status == status_of(path, 415), path
-            assert (await gateway.ask(path, *key, type_for(route), TOO_LONG)).status == 413, path
+            assert (await gateway.ask(path, *key, FORM if route.media_types else JPEG, TOO_LONG)).status == 413, path
 
 
 @BOTH
-async def test_a_length_that_is_not_declared(gateway: Gateway) -> None:
+async def test_length_that_is_not_declared(gateway: Gateway) -> None:
     """413 is sent once more bytes have arrived than the route takes."""
     for path, route in gateway.routes:
         if path.endswith(_UNREAD):
             continue  # nobody looks at its body if the key is known before
-        part = {"type": "http.request", "body": bytes(2**16), "more_body": True}
+        part = chunk(bytes(2**16), more=True)
         limit = {"text": 2**16, "image": 2**20, "images": 2**22}[route.takes]
-        reply = await call(gateway.app, receiving(*[part] * (limit // 2**16 + 1)), path, [CAMERA, type_for(route)])
+        reply = await call(
+            gateway.app, receiving(*[part] * (limit // 2**16 + 1)), path, [CAMERA, FORM if route.media_types else JPEG]
+        )
         assert reply.status == 413, path
         if route.key_in == "body":
             limit = min(limit, 2**20)  # nobody knows yet whose body it is
@@ -158,16 +151,16 @@ async def test_a_length_that_is_not_declared(gateway: Gateway) -> None:
 
 
 @BOTH
-async def test_a_full_gateway(gateway: Gateway) -> None:
+async def test_full_gateway(gateway: Gateway) -> None:
     """The answer is 429 to a caller whose key is known; routes that use no model go on."""
     with full(gateway.world):
         for path, route in gateway.routes:
             if route.takes != "text":
-                assert (reply := await gateway.ask(path, CAMERA, type_for(route), LENGTH)).status == 429, path
+                assert (reply := await gateway.ask(path, CAMERA, FORM if route.media_types else JPEG, LENGTH)).status == 429, path
                 assert reply.headers["retry-after"] == "1"
                 assert ("problem" in reply.headers["content-type"]) != any(f"/{name}/" in path for name in DIALECTS)
             else:
-                assert (await gateway.ask(path, CAMERA, type_for(route), TOO_LONG)).status == 413, path
+                assert (await gateway.ask(path, CAMERA, FORM if route.media_types else JPEG, TOO_LONG)).status == 413, path
             assert (await gateway.ask(path, MONITOR)).status == 403, path
             assert (await gateway.ask(path, ("X-API-Key", "camera.wrong"))).status == 401, path
 
@@ -177,13 +170,13 @@ async def test_no_memory_for_batches(gateway: Gateway) -> None:
     with full(gateway.world, batches_only=True):
         for path, route in gateway.routes:
             if route.takes == "images":
-                assert (await gateway.ask(path, CAMERA, type_for(route), LENGTH)).status == 429, path
+                assert (await gateway.ask(path, CAMERA, FORM if route.media_types else JPEG, LENGTH)).status == 429, path
             else:
-                assert (await gateway.ask(path, CAMERA, type_for(route), TOO_LONG)).status == 413, path
+                assert (await gateway.ask(path, CAMERA, FORM if route.media_types else JPEG, TOO_LONG)).status == 413, path
 
 
 @BOTH
-async def test_an_open_circuit(gateway: Gateway) -> None:
+async def test_open_circuit(gateway: Gateway) -> None:
     """503 where the request names the model before its body; it comes before 429, and nobody without a key learns of it."""
     world = gateway.world
     world.fake.refusal = grpc.StatusCode.INTERNAL, "Stub process is not healthy."
@@ -192,39 +185,34 @@ async def test_an_open_circuit(gateway: Gateway) -> None:
     with full(world):
         for path, route in gateway.routes:
             if route.takes != "text":
-                reply = await gateway.ask(path, CAMERA, type_for(route), LENGTH)
+                reply = await gateway.ask(path, CAMERA, FORM if route.media_types else JPEG, LENGTH)
                 assert (reply.status, reply.headers["retry-after"]) == (503, "1"), path
             else:
-                nothing = {"type": "http.request", "body": b"", "more_body": False}
-                assert (await call(gateway.app, receiving(nothing), path, [CAMERA])).status != 503, path
+                assert (await call(gateway.app, receiving(chunk(b"")), path, [CAMERA])).status != 503, path
             assert (await gateway.ask(path, CAMERA, HTML)).status == status_of(path, 415), path
             assert (await gateway.ask(path, MONITOR)).status == 403, path
             assert (await gateway.ask(path, ("X-API-Key", "camera.wrong"))).status == 401, path
 
 
 @BOTH
-async def test_a_path_that_only_litestar_takes_for_a_route_does_not_exist(gateway: Gateway) -> None:
+async def test_path_that_only_litestar_takes_for_a_route_does_not_exist(gateway: Gateway) -> None:
     """Python's `int` accepts more kinds of digits than the gateway's routes."""
     for version in ("1_0", "\N{ARABIC-INDIC DIGIT ONE}"):
         assert (await gateway.ask(f"/roboflow/tiny/{version}", CAMERA, JPEG)).status == 404
-
-
-@BOTH
-async def test_other_routes_have_the_same_framing(gateway: Gateway) -> None:
     for path in ("/livez", "/models", "/nothing"):
         assert (await gateway.ask(path, HOST)).status == 400
 
 
 async def test_bodies_that_may_have_a_key(gateway: Gateway) -> None:
     """A few may be received at a time, for two seconds; callers with a key in a header do not notice."""
-    path, part = "/deepstack/v1/vision/detection", {"type": "http.request", "body": bytes(2**17), "more_body": True}
+    path, part = "/deepstack/v1/vision/detection", chunk(bytes(2**17), more=True)
     sending = [asyncio.create_task(call(gateway.app, staying(part), path, [FORM])) for _ in range(8)]
     await asyncio.sleep(0)
     reply = await gateway.ask(path, FORM)
     assert (reply.status, reply.headers["retry-after"]) == (429, "1")
     assert gateway.world.admission.upload_memory.used_bytes == 0
     assert gateway.world.admission.anonymous_uploads.memory.used_bytes == 8 * 2**17
-    broken = {"type": "http.request", "body": b"no image", "more_body": False}
+    broken = chunk(b"no image")
     for key in (("Authorization", f"Bearer camera.{SECRET}"), CAMERA):
         assert (await call(gateway.app, receiving(broken), path, [JPEG, key])).status == status_of(path, 415)
 
@@ -237,7 +225,7 @@ async def test_bodies_that_may_have_a_key(gateway: Gateway) -> None:
 async def test_the_key_in_a_body_has_two_seconds_to_be_found(gateway: Gateway) -> None:
     """However long the request may take; and the work of finding it takes no thread from other requests."""
     path, busy = "/deepstack/v1/vision/detection?timeout_ms=30000", Event()
-    body = {"type": "http.request", "body": b"--b--", "more_body": False}
+    body = chunk(b"--b--")
     with Lease() as lease:
         threads = gateway.world.pipeline.apart_threads
         callers = (ANYBODY, Caller("other"))  # the second one takes the thread for callers that have no other work
@@ -250,17 +238,16 @@ async def test_the_key_in_a_body_has_two_seconds_to_be_found(gateway: Gateway) -
         await asyncio.gather(*holding)
 
 
-async def test_a_caller_whose_key_was_in_the_body_has_the_time_of_others_for_its_answer(gateway: Gateway) -> None:
-    """Once its key is known, a caller is treated like any other."""
+async def test_caller_whose_key_was_in_the_body_has_the_time_of_others_for_its_answer(gateway: Gateway) -> None:
     contexts: list[RequestContext] = []
 
     async def watched(scope: Any, receive: Receive, send: Any) -> None:  # noqa: ANN401
         await gateway.app(scope, receive, send)
         contexts.append(context_of(scope))
 
-    body = {"type": "http.request", "body": f"api_key=camera.{SECRET}".encode(), "more_body": False}
     headers = [("Content-Type", "application/x-www-form-urlencoded")]
-    assert (await call(watched, receiving(body), "/deepstack/v1/vision/custom/list", headers)).status == 200
+    body = receiving(chunk(f"api_key=camera.{SECRET}".encode()))
+    assert (await call(watched, body, "/deepstack/v1/vision/custom/list", headers)).status == 200
     assert contexts[0].body_limits[1:] == DEPLOYMENT.body_limits[1:]
 
 

@@ -14,7 +14,8 @@ from app.api.admission import middleware
 from app.main import create_app
 from tests.api.conftest import settings_for, write_keys
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
-from tests.support import SCENE, calling, captured_log, json, lifespan_of
+from tests.scrape import read_samples
+from tests.support import SCENE, calling, captured_log, eventually, json, lifespan_of, started, until
 
 ADMIN = {"X-API-Key": "boss.secret"}
 CAMERA = {"X-API-Key": "camera.secret"}
@@ -57,7 +58,7 @@ class Service(NamedTuple):
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
     fake, folder = Versions(), tmp_path_factory.mktemp("routes")
     async with serving(fake):
-        keys = write_keys(folder, ("boss", "secret", "admin"), ("camera", "secret", "detect"))
+        keys = write_keys(folder, ("boss", "secret", "admin health"), ("camera", "secret", "detect"))
         settings = settings_for(fake.url, routes_file=str(folder / "routes.toml"), api_keys_file=keys)
         async with lifespan_of(app := create_app(settings)), calling(app) as client:
             yield Service(fake, client, folder / "routes.toml", settings)
@@ -72,7 +73,7 @@ async def service(running: Service) -> Service:
     return running
 
 
-async def test_a_route_is_written_listed_and_removed(service: Service) -> None:
+async def test_route_is_written_listed_and_removed(service: Service) -> None:
     assert json(await service.put(ROUTE)) == ROUTE
     assert json(await service.put({"to": "tiny"}, "other")) == {"to": "tiny"}
     assert json(await service.client.get("/v1/routes", headers=CAMERA)) == {"detector": ROUTE, "other": {"to": "tiny"}}
@@ -81,90 +82,55 @@ async def test_a_route_is_written_listed_and_removed(service: Service) -> None:
 
     assert json(await service.client.get("/routes", headers=CAMERA)) == {"detector": ROUTE}
     assert "there is no route 'other'" in json(await service.client.delete("/routes/other", headers=ADMIN), 404)["detail"]
+    answer = await service.client.post("/models/detector", content=b"network", headers=ADMIN)
+    assert json(answer, 422)["detail"] == "detector is a route; give the model another name"
 
 
-@pytest.mark.parametrize(
-    ("name", "route", "said"),
-    [
-        ("detector", {}, "Object missing required field `to`"),
+async def test_route_that_is_not_valid_is_refused(service: Service) -> None:
+    await service.put({"to": "tiny"}, "first")
+    routes: list[tuple[str, dict[str, Any], str]] = [
         ("detector", {"to": "tiny", "weight": 1}, "unknown field `weight`"),
-        ("detector", {"to": "tiny", "canary": {"to": "tiny:2", "share": 2}}, "canary.share: Expected `float` <= 1.0"),
-        ("detector", {"to": "tiny:0"}, "matching regex"),
         ("detector", {"to": "new"}, "to: "),
         ("detector", {"to": "tiny", "fallback": "tiny:7"}, "fallback: tiny has no version 7"),
         ("detector", {"to": "tiny", "shadow": {"to": "kinds", "share": 1}}, "the models of a route have one task"),
         ("other", {"to": "first"}, "first is a route, not a model"),
         ("tiny", {"to": "tiny:2"}, "tiny is a model"),
         ("a%20route", {"to": "tiny:2"}, "matching regex"),
-    ],
-)
-async def test_a_route_that_is_not_valid_is_refused(service: Service, name: str, route: dict[str, Any], said: str) -> None:
-    await service.put({"to": "tiny"}, "first")
-    problem = json(await service.put(route, name), 400)
-
-    assert said in problem["detail"]
+    ]
+    for name, route, said in routes:
+        assert said in json(await service.put(route, name), 400)["detail"]
     assert json(await service.client.get("/routes", headers=CAMERA)) == {"first": {"to": "tiny"}}
 
 
-@pytest.mark.parametrize(
-    ("method", "headers", "status"),
-    [
-        ("PUT", {}, 401),
-        ("DELETE", {}, 401),
-        ("GET", {}, 401),
-        ("PUT", CAMERA, 403),
-        ("DELETE", CAMERA, 403),
-        ("PUT", {**ADMIN, "Origin": "https://example.org"}, 403),
-        ("DELETE", {**ADMIN, "Origin": "https://example.org"}, 403),
-    ],
-)
-async def test_callers_without_the_scope_admin_change_no_route(
-    service: Service, method: str, headers: dict[str, str], status: int
-) -> None:
+async def test_callers_without_the_scope_admin_change_no_route(service: Service) -> None:
+    """Nor do pages of another origin; `caller/test_check.py` has callers without a key."""
     await service.put(ROUTE)
-    path = "/routes" if method == "GET" else "/routes/detector"
-    answer = await service.client.request(method, path, json={"to": "tiny"}, headers=headers)
-
-    assert answer.status_code == status
+    for method in ("PUT", "DELETE"):
+        for headers in (CAMERA, {**ADMIN, "Origin": "https://example.org"}):
+            answer = await service.client.request(method, "/routes/detector", json={"to": "tiny"}, headers=headers)
+            assert answer.status_code == 403
+    assert (await service.client.request("PUT", "/routes/detector", json={"to": "tiny"})).status_code == 401
     assert json(await service.client.get("/routes", headers=CAMERA)) == {"detector": ROUTE}
 
 
-async def test_a_file_that_is_not_valid_is_not_written(service: Service) -> None:
+async def test_file_that_is_not_valid_or_cannot_be_written_is_an_error(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer does not tell where the file is."""
-    await service.put(ROUTE)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refuse)
+        assert json(await service.put(ROUTE), 501)["detail"] == "the routes file cannot be written: Read-only file system"
     service.file.write_text("[detector")
     problem = json(await service.put(ROUTE), 501)
-
     assert problem["detail"] == "the routes file cannot be written: it is not valid; the log says why"
     assert service.file.read_text() == "[detector"
 
 
-async def test_a_file_that_cannot_be_written_is_an_error(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(30, "Read-only file system")
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    assert json(await service.put(ROUTE), 501)["detail"] == "the routes file cannot be written: Read-only file system"
-
-
-async def test_without_a_file_there_are_no_routes(service: Service) -> None:
-    settings = msgspec.structs.replace(service.settings, routes_file="")
-    async with lifespan_of(app := create_app(settings)), calling(app) as client:
-        assert json(await client.get("/routes", headers=CAMERA)) == {}
-        answer = await client.put("/routes/detector", json=ROUTE, headers=ADMIN)
-        assert "NEREID_ROUTES_FILE" in json(answer, 501)["detail"]
-
-
-async def test_no_model_gets_the_name_of_a_route(service: Service) -> None:
-    await service.put(ROUTE)
-    answer = await service.client.post("/models/detector", content=b"network", headers=ADMIN)
-
-    assert json(answer, 422)["detail"] == "detector is a route; give the model another name"
-
-
-@pytest.mark.parametrize(
-    ("path", "options"),
-    [
+async def test_route_is_named_like_a_model(service: Service) -> None:
+    await service.put({"to": "tiny:2"})
+    requests: list[tuple[str, dict[str, Any]]] = [
         ("/detect?model=detector", {"content": SCENE}),
         ("/predict/detector", {"content": SCENE}),
         ("/detect", {"files": {"file": SCENE, "model": (None, "detector")}}),
@@ -172,28 +138,17 @@ async def test_no_model_gets_the_name_of_a_route(service: Service) -> None:
         ("/deepstack/v1/vision/custom/detector", {"files": {"image": SCENE}}),
         ("/roboflow/detector/1", {"files": {"file": SCENE}}),
         ("/ultralytics/predict?model=detector", {"files": {"file": SCENE}}),
-    ],
-)
-async def test_a_route_is_named_like_a_model(service: Service, path: str, options: dict[str, Any]) -> None:
-    await service.put({"to": "tiny:2"})
-    answer = await service.client.post(path, headers=CAMERA, **options)
-
-    assert answer.status_code == 200, answer.text
-    assert {request.model_version for request in service.fake.requests} == {"1" if path.endswith("/1") else "2"}
-
-
-async def test_a_route_is_described_like_a_model(service: Service) -> None:
-    """To clients that ask for a model before they send images; under its own name, which they then send."""
-    await service.put({"to": "tiny:2"})
-    for name, status in (("detector", 200), ("tiny", 200), ("nothing", 404)):
-        of_hub = await service.client.get(f"/ultralytics/v1/models/{name}", headers=CAMERA)
-
-        assert of_hub.status_code == status
-        if status == 200:
-            assert json(of_hub) == {"data": {"id": name}}
+    ]
+    for path, options in requests:
+        service.fake.requests.clear()
+        json(await service.client.post(path, headers=CAMERA, **options))
+        assert {request.model_version for request in service.fake.requests} == {"1" if path.endswith("/1") else "2"}
+    # Some clients ask for a model before they send images, under the name that they then send.
+    for name in ("detector", "tiny"):
+        assert json(await service.client.get(f"/ultralytics/v1/models/{name}", headers=CAMERA)) == {"data": {"id": name}}
 
 
-async def test_the_answer_names_the_model_that_gave_it(service: Service) -> None:
+async def test_answer_names_the_model_that_gave_it(service: Service) -> None:
     await service.put({**ROUTE, "canary": {"to": "tiny:3", "share": 0.5}})
     versions = []
     for number in range(20):
@@ -205,26 +160,57 @@ async def test_the_answer_names_the_model_that_gave_it(service: Service) -> None
     assert set(versions) == {("tiny", "2"), ("tiny", "3")}
 
 
-@pytest.mark.parametrize(("parameter", "status", "model"), [("", 200, "tiny:3"), ("confidence=2", 400, "tiny:2")])
-async def test_the_log_names_route_and_model(
-    service: Service, monkeypatch: pytest.MonkeyPatch, parameter: str, status: int, model: str
-) -> None:
+async def test_log_names_route_and_model(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     await service.put({"to": "tiny:2", "canary": {"to": "tiny:3", "share": 1}})
     log = captured_log(monkeypatch, middleware)
-    answer = await service.client.post(f"/detect?model=detector&{parameter}", content=SCENE, headers=CAMERA)
+    for parameter, status, model in (("", 200, "tiny:3"), ("confidence=2", 400, "tiny:2")):
+        answer = await service.client.post(f"/detect?model=detector&{parameter}", content=SCENE, headers=CAMERA)
+        assert answer.status_code == status
+        line = log[-1].kwargs
+        assert (line["route"], line["route_name"], line["model"]) == ("/detect", "detector", model)
 
-    assert answer.status_code == status
-    (line,) = [call.kwargs for call in log if call.kwargs["path"] == "/detect"]
-    assert (line["route"], line["route_name"], line["model"]) == ("/detect", "detector", model)
 
-
-async def test_the_default_model_may_be_a_route(service: Service) -> None:
+async def test_default_model_may_be_a_route_and_without_a_file_there_are_none(service: Service) -> None:
     await service.put({"to": "tiny:2"})
     settings = settings_for(service.fake.url, routes_file=str(service.file), model="detector")
-    async with lifespan_of(app := create_app(settings)), calling(app) as client:
+    async with started(create_app(settings)) as client:
         assert [request.model_version for request in service.fake.requests] == ["2"]
         for path in ("/readyz", "/ready", "/health"):
             assert (await client.get(path)).status_code == 200
         answer = json(await client.post("/detect", content=SCENE))
         assert (answer["model"]["name"], answer["model"]["version"]) == ("tiny", "2")
         assert json(await client.get("/"))["models"]["detection"] == "detector"
+    async with started(create_app(msgspec.structs.replace(service.settings, routes_file=""))) as client:
+        assert json(await client.get("/routes", headers=CAMERA)) == {}
+        answer = await client.put("/routes/detector", json=ROUTE, headers=ADMIN)
+        assert "NEREID_ROUTES_FILE" in json(answer, 501)["detail"]
+
+
+async def test_answer_does_not_wait_for_the_shadow_whose_folder_only_the_operator_chooses(service: Service) -> None:
+    fake, client, file, _ = service
+    folder = str(file.parent)
+    await service.put({"to": "tiny:2"})
+    file.write_text(f'[detector]\nto = "tiny:2"\nshadow = {{to = "tiny:3", share = 1.0, keep = "{folder}"}}\n')
+    await client.delete("/routes/nothing", headers=ADMIN)  # so that the file is read again at once
+    fake.held = {"first-shadow"}
+    fake.may_answer.clear()
+    answer = await client.post("/detect?model=detector", content=SCENE, headers={"X-Request-Id": "first", **CAMERA})
+
+    assert json(answer)["model"]["version"] == "2"
+    await eventually(lambda: [request.id for request in fake.requests][-2:] == ["first", "first-shadow"])
+    fake.may_answer.set()
+    fake.held = None
+
+    async def is_compared() -> bool:
+        samples = read_samples((await client.get("/metrics", headers=ADMIN)).text)
+        return any(name.startswith("api_shadow_images_total") and 'result="compared"' in name for name in samples)
+
+    await until(is_compared)
+    (route,) = json(await client.get("/routes", headers=CAMERA)).values()
+    assert "keep" not in route["shadow"]
+    route["shadow"]["share"] = 0.5
+    assert json(await service.put(route)) == route
+    assert f'keep = "{folder}"' in file.read_text()
+    route["shadow"]["keep"] = folder
+    for name in ("detector", "gate"):
+        assert "only be named in the routes file" in json(await service.put(route, name), 400)["detail"]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -16,7 +17,7 @@ from tests.api.conftest import settings_for, write_keys
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.support import SCENE, call, calling, captured_log, chunk, eventually, lifespan_of, started, staying
 
-ORIGIN, OTHER = "https://app.example.org", "https://example.org"
+ORIGIN = "https://app.example.org"
 ADMIN, CAMERA = ({"X-API-Key": f"{id_}.secret"} for id_ in ("boss", "camera"))
 
 
@@ -29,10 +30,9 @@ async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Applica
     """An application with keys that allows the pages of two origins, and whose Triton finds nothing."""
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
-    keys = keys_in(tmp_path_factory.mktemp("keys"))
-    allowed = f"http://localhost:3000, {ORIGIN.upper()}"
-    given = {"api_keys_file": keys, "cors_origins": allowed, "max_file_size_mb": 1}
-    async with serving(fake), lifespan_of(made := create_app(settings_for(fake.url, **given))):
+    keys, allowed = keys_in(tmp_path_factory.mktemp("keys")), f"http://localhost:3000, {ORIGIN.upper()}"
+    settings = {"api_keys_file": keys, "cors_origins": allowed, "max_file_size_mb": 1}
+    async with serving(fake), lifespan_of(made := create_app(settings_for(fake.url, **settings))):
         yield made
 
 
@@ -51,151 +51,97 @@ def of_cors(response: httpx.Response) -> list[str]:
     return [name for name in response.headers if name.startswith("access-control-")]
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/detect"),
-        ("POST", "/v1/predict/tiny?confidence=0.5"),
-        ("POST", "/detect/batch"),
-        ("GET", "/models/tiny"),
-        ("GET", "/health"),
-        ("POST", "/v1/vision/detection"),
-        ("POST", "/roboflow/tiny/1"),
-        ("POST", "/no/such/path"),
-        ("POST", "/" + "x" * 2000),
-    ],
-)
-async def test_a_preflight_request_needs_no_key(client: httpx.AsyncClient, method: str, path: str) -> None:
+async def test_preflight_request_needs_no_key(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """The browser sends none with it; also for unknown paths, so that the page can read the 404."""
-    response = await preflight(client, method, path)
+    log = captured_log(monkeypatch, middleware)
+    for path, route in (
+        ("/v1/predict/tiny?confidence=0.5", "/v1/predict/{model}"),
+        ("/no/such/path", "unmatched"),
+        ("/" + "x" * 2000, "unmatched"),
+    ):
+        response = await preflight(client, "POST", path)
 
-    assert (response.status_code, response.content) == (204, b"")
-    assert response.headers["access-control-allow-origin"] == ORIGIN
-    assert response.headers["access-control-allow-methods"] == "GET, HEAD, POST"
-    assert response.headers["access-control-allow-headers"] == "*, Authorization"
-    assert int(response.headers["access-control-max-age"]) > 0
-    assert "Origin" in response.headers.get_list("vary")
-    assert "access-control-allow-credentials" not in response.headers
+        assert (response.status_code, response.content) == (204, b"")
+        assert int(response.headers["access-control-max-age"]) > 0
+        names = ("allow-origin", "allow-methods", "allow-headers", "allow-credentials")
+        allowed = [ORIGIN, "GET, HEAD, POST", "*, Authorization", None]
+        assert [response.headers.get(f"access-control-{name}") for name in names] == allowed
+        assert "Origin" in response.headers.get_list("vary")
+        assert (log[-1].kwargs["method"], log[-1].kwargs["route"], log[-1].kwargs["status"]) == ("OPTIONS", route, 204)
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/models/doors"),
+async def test_no_page_of_another_origin_changes_models(client: httpx.AsyncClient) -> None:
+    for method, path in (
         ("POST", "/v1/models/doors"),
         ("POST", "/models//doors/"),
         ("DELETE", "/models/doors"),
-        ("POST", "/models/doors/load"),
-        ("POST", "/models/doors/unload"),
-        ("PUT", "/models/doors/default-version"),
-    ],
-)
-async def test_no_page_of_another_origin_changes_models(client: httpx.AsyncClient, method: str, path: str) -> None:
-    asked = await preflight(client, method, path)
-    response = await client.request(method, path, headers=ADMIN)
-
-    assert (asked.status_code, response.status_code) == (204, 403)
-    assert of_cors(asked) == of_cors(response) == []
-
-
-@pytest.mark.parametrize("origin", [OTHER, f"{ORIGIN}:8443", f"{ORIGIN}.example.com", ORIGIN.replace("https", "http"), "null"])
-async def test_pages_of_other_origins_read_nothing(client: httpx.AsyncClient, origin: str) -> None:
-    for response in (
-        await preflight(client, "POST", "/detect", origin),
-        await client.get("/models", headers={**CAMERA, "Origin": origin}),
+        ("PUT", "/routes/a"),
     ):
+        asked = await preflight(client, method, path)
+        response = await client.request(method, path, headers=ADMIN)
+
+        assert (asked.status_code, response.status_code) == (204, 403)
+        assert of_cors(asked) == of_cors(response) == []
+
+
+@pytest.mark.parametrize("origin", [f"{ORIGIN}:8443", f"{ORIGIN}.example.com", ORIGIN.replace("https", "http"), "null"])
+async def test_pages_of_other_origins_read_nothing(client: httpx.AsyncClient, origin: str) -> None:
+    headers = {**CAMERA, "Origin": origin}
+    for response in (await preflight(client, "POST", "/detect", origin), await client.get("/models", headers=headers)):
         assert of_cors(response) == []
         assert "Origin" in response.headers.get_list("vary")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "options", "status"),
-    [
-        ("POST", "/detect", {"headers": CAMERA, "content": SCENE}, 200),
-        ("HEAD", "/models", {"headers": CAMERA}, 200),
-        ("POST", "/detect", {"content": SCENE}, 401),
-        ("POST", "/v1/vision/detection", {"files": {"image": SCENE}}, 401),
-        ("GET", "/health", {"headers": CAMERA}, 403),
-        ("GET", "/no/such/path", {}, 404),
-        ("GET", "/detect", {}, 405),
-        ("POST", "/detect", {"headers": CAMERA, "content": bytes(2**20 + 1)}, 413),
-        ("POST", "/" + "x" * 2000, {}, 400),
-        ("POST", "/detect", {"headers": {**CAMERA, "Content-Type": "text/html"}, "content": SCENE}, 415),
-    ],
-)
-async def test_a_page_reads_responses_and_errors(
-    client: httpx.AsyncClient, method: str, path: str, options: dict[str, object], status: int
-) -> None:
-    response = await client.request(method, path, **options)  # type: ignore[arg-type]
-
-    assert response.status_code == status
-    assert response.headers["access-control-allow-origin"] == ORIGIN
-    assert response.headers["access-control-expose-headers"] == "Retry-After, Server-Timing, X-Cache, X-Process-Time, X-Request-ID"
-    assert "Origin" in response.headers.get_list("vary")
+def assert_readable(headers: Any) -> None:  # noqa: ANN401
+    assert headers["access-control-allow-origin"] == ORIGIN
+    assert headers["access-control-expose-headers"] == "Retry-After, Server-Timing, X-Cache, X-Process-Time, X-Request-ID"
 
 
-async def test_a_page_reads_that_its_body_is_too_slow() -> None:
-    fake = FakeTriton()
-    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, cors_origins=ORIGIN, body_seconds=0.05))):
-        reply = await call(app, staying(chunk(SCENE[:10], more=True)), "/detect", {"Origin": ORIGIN})
+async def test_page_reads_responses_and_errors(client: httpx.AsyncClient) -> None:
+    for method, path, headers, content, status in (
+        ("POST", "/detect", CAMERA, SCENE, 200),
+        ("HEAD", "/models", CAMERA, b"", 200),
+        ("POST", "/v1/vision/detection", {}, SCENE, 401),
+        ("GET", "/health", CAMERA, b"", 403),
+        ("GET", "/no/such/path", {}, b"", 404),
+        ("POST", "/detect", CAMERA, bytes(2**20 + 1), 413),
+        ("POST", "/" + "x" * 2000, {}, b"", 400),
+    ):
+        response = await client.request(method, path, headers=headers, content=content)
+        assert response.status_code == status
+        assert_readable(response.headers)
+        assert "Origin" in response.headers.get_list("vary")
+    assert (await client.get("/")).headers.get_list("vary") == ["Accept", "Origin"]
 
-    assert (reply.status, reply.headers["access-control-allow-origin"]) == (408, ORIGIN)
 
-
-async def test_a_page_reads_that_the_gateway_is_full() -> None:
+async def test_page_reads_that_its_body_is_too_slow_and_that_the_gateway_is_full() -> None:
     """Although Litestar is not called then."""
     fake = FakeTriton()
-    async with serving(fake):
-        fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
-        async with lifespan_of(app := create_app(settings_for(fake.url, max_requests=1, cors_origins=ORIGIN))):
-            fake.query_refusal = None
-            fake.may_answer.clear()
-            first = asyncio.create_task(call(app, staying(chunk(SCENE)), "/detect"))
-            await eventually(lambda: len(fake.requests) == 1)
-            async with calling(app) as client:
-                response = await client.post("/detect", content=SCENE, headers={"Origin": ORIGIN})
-            fake.may_answer.set()
-            await first
+    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
+    settings = {"cors_origins": ORIGIN, "max_requests": 1, "body_seconds": 0.05}
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, **settings))):
+        slow = await call(app, staying(chunk(SCENE[:10], more=True)), "/detect", {"Origin": ORIGIN})
+        fake.query_refusal = None
+        fake.may_answer.clear()
+        first = asyncio.create_task(call(app, staying(chunk(SCENE)), "/detect"))
+        await eventually(lambda: len(fake.requests) == 1)
+        full = await call(app, staying(chunk(SCENE)), "/detect", {"Origin": ORIGIN})
+        fake.may_answer.set()
+        await first
 
-    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
-    assert response.headers["access-control-allow-origin"] == ORIGIN
-    assert "Retry-After" in response.headers["access-control-expose-headers"]
-
-
-async def test_a_preflight_request_is_logged_with_the_route(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = captured_log(monkeypatch, middleware)
-    for path in ("/v1/predict/tiny", "/no/such/path"):
-        await preflight(client, "POST", path)
-
-    assert [(line.kwargs["method"], line.kwargs["route"], line.kwargs["status"]) for line in log] == [
-        ("OPTIONS", "/v1/predict/{model}", 204),
-        ("OPTIONS", "unmatched", 204),
-    ]
+    assert (slow.status, full.status, full.headers["retry-after"]) == (408, 429, "1")
+    for reply in (slow, full):
+        assert_readable(reply.headers)
 
 
-async def test_vary_of_a_response_lists_accept_and_origin(client: httpx.AsyncClient) -> None:
-    response = await client.get("/")
-    without = await client.get("/", headers={"Origin": ""})
-
-    assert response.headers.get_list("vary") == without.headers.get_list("vary") == ["Accept", "Origin"]
-
-
-@pytest.fixture
-async def open_to_all(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=keys_in(tmp_path), cors_origins="*"))) as made:
-        yield made
-
-
-async def test_every_page_can_be_allowed(open_to_all: httpx.AsyncClient) -> None:
-    for response in (await preflight(open_to_all, "POST", "/detect"), await open_to_all.get("/livez", headers={"Origin": "null"})):
-        assert response.headers["access-control-allow-origin"] == "*"
-        assert "vary" not in response.headers
-    assert of_cors(await preflight(open_to_all, "POST", "/models/doors")) == []
-    assert of_cors(await open_to_all.get("/livez")) == []
-
-
-async def test_no_page_is_allowed_by_default(reader: httpx.AsyncClient) -> None:
-    for response in (await preflight(reader, "POST", "/detect"), await reader.get("/livez", headers={"Origin": ORIGIN})):
+async def test_every_page_can_be_allowed_and_none_is_by_default(tmp_path: Path, reader: httpx.AsyncClient) -> None:
+    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=keys_in(tmp_path), cors_origins="*"))) as client:
+        for response in (await preflight(client, "POST", "/detect"), await client.get("/livez", headers={"Origin": "null"})):
+            assert response.headers["access-control-allow-origin"] == "*"
+            assert "vary" not in response.headers
+        assert of_cors(await preflight(client, "POST", "/models/doors")) == of_cors(await client.get("/livez")) == []
+    asked = await preflight(reader, "POST", "/detect")
+    for response in (asked, await reader.get("/livez", headers={"Origin": ORIGIN})):
         assert of_cors(response) == []
         assert "vary" not in response.headers
-    assert (await preflight(reader, "POST", "/detect")).headers["allow"] == "OPTIONS, POST"
+    assert asked.headers["allow"] == "OPTIONS, POST"

@@ -4,11 +4,8 @@ import asyncio
 import base64
 import gzip
 import random
-import tracemalloc
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -29,42 +26,27 @@ from tests.fakes.https import Host, redirect, response, serving
 from tests.fakes.triton import FakeTriton
 from tests.support import SCENE, call, captured_log, eventually, json, receiving, started
 
-NOISE = random.Random(0).randbytes(4 << 20)  # noqa: S311 - an image that hardly shrinks
+NOISE = random.Random(0).randbytes(1 << 20)  # noqa: S311 - an image that hardly shrinks
 
 
-@pytest.mark.parametrize("is_compressed", [True, False])
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
 async def test_all_memory_of_a_body_that_is_parsed_is_counted(
-    gateway: tuple[FakeTriton, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch, *, is_compressed: bool
+    gateway: tuple[FakeTriton, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
     counted: list[int] = []
     add = Upload.add
-    parse = body.parse_body
-    peaks: list[int] = []
 
     def noted(upload: Upload, nbytes: int) -> None:
         add(upload, nbytes)
         counted.append(nbytes)
 
-    def measured(*arguments: Any) -> Any:  # noqa: ANN401
-        try:
-            return parse(*arguments)
-        finally:
-            peaks.append(tracemalloc.get_traced_memory()[1])
-
     monkeypatch.setattr(Upload, "add", noted)
-    monkeypatch.setattr(body, "parse_body", measured)
     plain = msgspec.json.encode({"image": base64.urlsafe_b64encode(NOISE).decode()})
-    data = gzip.compress(plain) if is_compressed else plain
-    headers = {"Content-Type": "application/json"} | ({"Content-Encoding": "gzip"} if is_compressed else {})
-    tracemalloc.start()
-    try:
-        response = await gateway[1].post("/detect", content=data, headers=headers)
-    finally:
-        tracemalloc.stop()
+    data, again = (gzip.compress(plain), len(plain)) if encoding == "gzip" else (plain, 0)
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    assert json(await gateway[1].post("/detect", content=data, headers=headers), 415)["code"] == "unsupported_format"
 
-    assert json(response, 415)["code"] == "unsupported_format"
-    assert sum(counted) == len(data) + is_compressed * len(plain) + body.parsing_bytes(len(plain), "application/json")
-    assert 0.7 * sum(counted) < peaks[0] < 1.05 * sum(counted)
+    assert sum(counted) == len(data) + again + body.parsing_bytes(len(plain), "application/json")
 
 
 CANARY = "canary7f3a"
@@ -105,25 +87,21 @@ def admissions(monkeypatch: pytest.MonkeyPatch) -> list[Admission]:
     return made
 
 
-@pytest.mark.parametrize("way", ["query", "json image", "json url", "form", "fields"])
-async def test_an_image_is_fetched_and_detected(remote: Remote, way: str) -> None:
+async def test_image_is_fetched_and_detected(remote: Remote) -> None:
     host, client, _ = remote
     url = host.url("/scene.bmp")
-    send = {
-        "query": partial(client.post, "/detect", params={"url": url, "classes": "red"}),
-        "json image": partial(client.post, "/detect", json={"image": url, "classes": ["red"]}),
-        "json url": partial(client.post, "/detect", json={"url": url, "classes": ["red"]}),
-        "form": partial(client.post, "/detect", files={"url": (None, url), "classes": (None, "red")}),
-        "fields": partial(client.post, "/detect", data={"image": url, "classes": "red"}),
-    }[way]
-    answer = await send()
-
-    assert [found["class_name"] for found in json(answer)["detections"]] == ["red"]
-    assert [entry.partition(";")[0] for entry in answer.headers["server-timing"].split(", ")][:3] == ["read", "fetch", "model"]
-    assert len(host.requests) == 1
+    for request in (
+        {"params": {"url": url, "classes": "red"}},
+        {"json": {"image": url, "classes": ["red"]}},
+        {"files": {"url": (None, url), "classes": (None, "red")}},
+    ):
+        answer = await client.post("/detect", **request)
+        assert [found["class_name"] for found in json(answer)["detections"]] == ["red"]
+        assert [entry.partition(";")[0] for entry in answer.headers["server-timing"].split(", ")][:3] == ["read", "fetch", "model"]
+    assert len(host.requests) == 3
 
 
-async def test_a_batch_has_images_and_addresses(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batch_has_images_and_addresses(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     host, client, _ = remote
     logged = captured_log(monkeypatch, middleware)
     wrong = ["http://images.example.org/scene.bmp", "https://elsewhere.test/", host.url("/missing.bmp"), "https://" + "x" * 5000]
@@ -140,7 +118,7 @@ async def test_a_batch_has_images_and_addresses(remote: Remote, monkeypatch: pyt
     assert [line.kwargs["url_hosts"] for line in logged] == [["images.example.org"]] * 2
 
 
-async def test_a_batch_leaves_room_to_fetch_single_images(remote: Remote, admissions: list[Admission]) -> None:
+async def test_batch_leaves_room_to_fetch_single_images(remote: Remote, admissions: list[Admission]) -> None:
     host, client, app = remote
     host.answers["/slow"] = asyncio.StreamWriter.wait_closed
     data = msgspec.json.encode({"images": [host.url("/slow")] * 64})
@@ -164,55 +142,23 @@ async def test_a_batch_leaves_room_to_fetch_single_images(remote: Remote, admiss
     assert admissions[0].batch_memory.own_bytes == 0
 
 
-@pytest.mark.parametrize("url", ["", " "])
-async def test_an_empty_address_is_none(remote: Remote, url: str) -> None:
-    """A form sends an empty address for a field that was not filled in."""
-    _, client, _ = remote
-    with_image: list[dict[str, Any]] = [
-        {"params": {"url": url}, "content": SCENE},
-        {"files": {"image": SCENE}, "data": {"url": url}},
-        {"json": {"url": url, "image": base64.b64encode(SCENE).decode()}},
-    ]
-    without: list[dict[str, Any]] = [{"json": {"url": url}}, {"data": {"url": url, "boxes": "pixel"}}]
-    for request in with_image:
-        assert json(await client.post("/detect", **request))["num_detections"] == 2
-    for request in without:
-        assert json(await client.post("/detect", **request), 400)["detail"] == "the url is empty"
-
-
-async def test_an_image_and_an_address_are_too_much(remote: Remote) -> None:
+async def test_address_in_the_query_leaves_no_room_for_a_body(remote: Remote) -> None:
+    """A form sends an empty address for a field that was not filled in, which is none."""
     host, client, _ = remote
     url = host.url("/scene.bmp")
-
-    for request in (
-        {"files": {"url": (None, url), "image": ("a.bmp", SCENE)}},
-        {"json": {"url": url, "image": "QUJD"}},
-    ):
-        problem = json(await client.post("/detect", **request), 400)
-        assert problem["detail"] == "send either an image or a url, not both"
-    for content in (SCENE, f'{{"image": "{url}"}}'.encode(), b'{"confidence": 0.4}'):
+    for empty in ("", " "):
+        answer = await client.post("/detect", files={"image": SCENE}, data={"url": empty})
+        assert json(answer)["num_detections"] == 2
+        assert json(await client.post("/detect", params={"url": empty}, content=SCENE))["num_detections"] == 2
+        assert json(await client.post("/detect", json={"url": empty}), 400)["detail"] == "the url is empty"
+    for content in (SCENE, b'{"confidence": 0.4}'):
         problem = json(await client.post("/detect", params={"url": url}, content=content), 400)
         assert problem["detail"] == "with `url` in the query, send no body"
-    problem = json(await client.post("/detect", json={"url": url, "image": url}), 400)
-    assert problem["detail"] == "url is given more than once"
+    assert json(await client.post("/detect", json={"url": url, "image": url}), 400)["detail"] == "url is given more than once"
     assert not host.requests
 
 
-@pytest.mark.parametrize(
-    ("url", "status", "code"),
-    [
-        ("", 400, "malformed_request"),
-        ("http://images.example.org/scene.bmp", 400, "url_not_allowed"),
-        ("https://127.0.0.1/", 400, "url_not_allowed"),
-        ("https://x" + "x" * 5000, 400, "invalid_parameter"),
-        ("https://images.example.org:{}/missing.bmp", 424, "image_not_fetched"),
-        ("https://images.example.org:{}/redirect", 424, "image_not_fetched"),
-        ("https://images.example.org:{}/page", 415, "unsupported_format"),
-        ("https://images.example.org:{}/large", 413, "body_too_large"),
-        ("https://images.example.org:{}/broken", 422, "invalid_image"),
-    ],
-)
-async def test_an_address_without_an_image_is_an_error_of_the_caller(remote: Remote, url: str, status: int, code: str) -> None:
+async def test_address_without_an_image_is_an_error_of_the_caller(remote: Remote) -> None:
     host, client, _ = remote
     host.answers |= {
         "/redirect": redirect("https://169.254.169.254/latest"),
@@ -220,19 +166,28 @@ async def test_an_address_without_an_image_is_an_error_of_the_caller(remote: Rem
         "/large": response(bytes(2**20 + 1)),
         "/broken": response(SCENE[:100]),
     }
-    problem = json(await client.post("/detect", json={"image": url.format(host.port)} if url else {"url": url}), status)
+    for url, status, code in (
+        ("http://images.example.org/scene.bmp", 400, "url_not_allowed"),
+        ("https://127.0.0.1/", 400, "url_not_allowed"),
+        ("https://x" + "x" * 5000, 400, "invalid_parameter"),
+        (host.url("/missing.bmp"), 424, "image_not_fetched"),
+        (host.url("/redirect"), 424, "image_not_fetched"),
+        (host.url("/page"), 415, "unsupported_format"),
+        (host.url("/large"), 413, "body_too_large"),
+        (host.url("/broken"), 422, "invalid_image"),
+    ):
+        problem = json(await client.post("/detect", json={"image": url}), status)
+        assert problem["code"] == code
+        assert "example.org:" not in problem["detail"]
+        assert problem["detail"].count("example.org") <= ("such as https://example.org/" in problem["detail"])
 
-    assert problem["code"] == code
-    assert "example.org:" not in problem["detail"]
-    assert problem["detail"].count("example.org") <= ("such as https://example.org/" in problem["detail"])
 
-
-async def test_without_hosts_no_address_is_taken(client: httpx.AsyncClient) -> None:
+async def test_without_hosts_no_address_is_taken(reader: httpx.AsyncClient) -> None:
     for request in ({"params": {"url": "https://a.org/x"}}, {"json": {"image": "https://a.org/x"}}, {"json": {"url": "x"}}):
-        problem = json(await client.post("/detect", **request), 400)  # type: ignore[arg-type]
+        problem = json(await reader.post("/detect", **request), 400)  # type: ignore[arg-type]
         assert problem["code"] == "url_input_disabled"
         assert "NEREID_URL_HOSTS" in problem["detail"]
-    assert json(await client.post("/detect", json={"image": "https"}), 400)["code"] == "malformed_request"
+    assert json(await reader.post("/detect", json={"image": "https"}), 400)["code"] == "malformed_request"
 
 
 async def test_bytes_that_arrive_count_as_those_of_an_upload(remote: Remote, admissions: list[Admission]) -> None:
@@ -257,32 +212,28 @@ async def test_bytes_that_arrive_count_as_those_of_an_upload(remote: Remote, adm
         assert json(await client.post("/detect", params={"url": host.url("/scene.bmp")}), 429)["code"] == "gateway_full"
 
 
-async def test_the_log_has_the_host_but_neither_path_nor_query(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_has_the_host_but_neither_path_nor_query(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Path and query may contain secrets."""
     host, client, _ = remote
-    lines = captured_log(monkeypatch, middleware)
-    errors = captured_log(monkeypatch, problems)
+    lines, errors = captured_log(monkeypatch, middleware), captured_log(monkeypatch, problems)
     host.answers[f"/{CANARY}?{CANARY}"] = response(SCENE)
     host.answers[f"/broken/{CANARY}"] = f"{CANARY}\r\n\r\n".encode()
     host.answers[f"/redirect/{CANARY}"] = redirect(f"https://{CANARY}.example.net/{CANARY}")
-    urls = [
-        host.url(f"/{CANARY}?{CANARY}#{CANARY}"),
-        host.url(f"/missing/{CANARY}"),
-        host.url(f"/broken/{CANARY}"),
-        host.url(f"/redirect/{CANARY}"),
-        f"https://{CANARY}:{CANARY}@images.example.org:{host.port}/",
-        f"http://images.example.org/{CANARY}",
-        f"https://images.example.org:{CANARY}/",
-        f"https://{CANARY}.example.org/",
-    ]
+    urls = {
+        host.url(f"/{CANARY}?{CANARY}#{CANARY}"): 200,
+        **{host.url(f"/{path}/{CANARY}"): 424 for path in ("missing", "broken", "redirect")},
+        f"https://{CANARY}:{CANARY}@images.example.org:{host.port}/": 400,
+        f"http://images.example.org/{CANARY}": 400,
+        f"https://images.example.org:{CANARY}/": 400,
+        f"https://{CANARY}.example.org/": 400,
+    }
     answers = [await client.post("/detect", json={"image": url}) for url in urls]
-    answers += [await client.post(f"/detect?url={quote(url)}") for url in urls]
+    answers += [await client.post("/detect", params={"url": url}) for url in urls]
 
-    assert [answer.status_code for answer in answers] == [200, 424, 424, 424, 400, 400, 400, 400] * 2
+    assert [answer.status_code for answer in answers] == [*urls.values()] * 2
     assert CANARY not in str(lines)
     assert CANARY not in "".join(answer.text for answer in answers)
     assert not errors
-    logged: list[dict[str, Any]] = [line.kwargs for line in lines]
-    assert [line.get("url_host") for line in logged] == [*["images.example.org"] * 4, *[None] * 4] * 2
-    assert "fetch" in logged[0]["stages"]
-    assert "fetch" in logged[1]["stages"]
+    assert [line.kwargs.get("url_host") for line in lines] == [*["images.example.org"] * 4, *[None] * 4] * 2
+    assert "fetch" in lines[0].kwargs["stages"]
+    assert "fetch" in lines[1].kwargs["stages"]

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from app.main import create_app
-from app.settings.schema import Settings
 from app.zoo import registry
+from tests.api.conftest import settings_for
 from tests.fakes.triton import CONFIG, FakeTriton, config_with, serving
 from tests.support import SCENE, json, started
 
@@ -20,49 +20,46 @@ def by_name(document: dict[str, Any]) -> dict[str, Any]:
     return {model["name"]: model for model in document["models"]}
 
 
-async def test_the_models_of_triton_are_listed_with_their_state(gateway: Gateway) -> None:
+async def test_models_of_triton_are_listed_with_their_state(gateway: Gateway) -> None:
     _, client = gateway
     document = json(await client.get("/models"))
-
-    assert document["default"] == "tiny"
     names = [model["name"] for model in document["models"]]
+    listed = by_name(document)
+
     assert names == sorted(names)
-    states = {name: model["state"] for name, model in by_name(document).items()}
-    assert {"a": "ready", "b": "not_ready", "c": "not_ready"}.items() <= states.items()
+    assert (document["default"], document["total"], document["triton_status"]) == ("tiny", len(names), "READY")
+    states = {name: model["state"] for name, model in listed.items()}
+    assert {"a": "ready", "b": "not_ready", "c": "not_ready", "yolo11n": "not_pulled"}.items() <= states.items()
     assert len({tuple(model) for model in document["models"]}) == 1  # all have the same members
-    assert {"yolo11n": "not_pulled", "yolox_nano": "not_pulled"}.items() <= states.items()
-
-
-async def test_single_model_is_described(gateway: Gateway) -> None:
-    _, client = gateway
-    listed = by_name(json(await client.get("/models")))
+    assert (listed["yolo11n"]["status"], listed["yolo11n"]["versions"]) == ("UNAVAILABLE", [])
+    assert document == json(await client.get("/models/"))
+    assert document.items() <= json(await client.get("/v1/models")).items()  # where a dialect may add to it
     for name in ("a", "b", "yolo11n"):
         assert json(await client.get(f"/models/{name}")) == listed[name]
-    answer = await client.get("/models/nothing")
+    problem = json(await client.get("/models/nothing"), 404)
+    assert problem["detail"] == "there is no model 'nothing'; GET /models lists those that exist"
 
-    assert json(answer, 404)["detail"] == "there is no model 'nothing'; GET /models lists those that exist"
 
-
-async def test_a_ready_model_is_described_by_its_config(gateway: Gateway) -> None:
+async def test_ready_model_is_described_by_its_config(gateway: Gateway) -> None:
     fake, client = gateway
     hints = {"labels": "red,blue", "source": "here", "licence": "MIT"}
     fake.config = {
         **CONFIG,
+        "backend": "onnxruntime",
         "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [32, 64, 3]}],
         "parameters": {name: {"string_value": text} for name, text in hints.items()},
     }
     model = by_name(json(await client.get("/models")))["a"]
 
-    assert (model["version"], model["width"], model["height"], model["device"]) == ("1", 64, 32, "cpu")
-    assert model["output_format"] == "rows of x1 y1 x2 y2 score class"
-    assert model["classes"] == ["red", "blue"]
-    assert (model["source"], model["licence"]) == ("here", "MIT")
-    assert model["detail"] is None
-    assert model["versions"] == ["1"]
+    sizes = "version", "versions", "width", "height", "input_shape", "device", "max_batch_size"
+    assert [model[name] for name in sizes] == ["1", ["1"], 64, 32, [32, 64, 3], "cpu", 1]
+    names = "output_format", "classes", "has_labels", "num_classes", "backend"
+    assert [model[name] for name in names] == ["rows of x1 y1 x2 y2 score class", ["red", "blue"], True, 2, "onnxruntime"]
+    assert [model[name] for name in ("source", "licence", "detail", "status")] == ["here", "MIT", None, "READY"]
 
 
 @pytest.mark.parametrize(("config", "default"), [(CONFIG, "10"), (config_with(default_version="2"), "2")])
-async def test_the_versions_of_a_model_are_listed(gateway: Gateway, config: dict[str, Any], default: str) -> None:
+async def test_versions_of_a_model_are_listed(gateway: Gateway, config: dict[str, Any], default: str) -> None:
     fake, client = gateway
     fake.config = config
     fake.model_versions = ["2", "10"]
@@ -72,42 +69,24 @@ async def test_the_versions_of_a_model_are_listed(gateway: Gateway, config: dict
     assert (model["version"], model["versions"]) == (default, ["2", "10"])
 
 
-async def test_the_list_has_what_other_systems_tell(gateway: Gateway) -> None:
-    fake, client = gateway
-    fake.config = {**CONFIG, "backend": "onnxruntime", "parameters": {"labels": {"string_value": "red,blue"}}}
-    document = json(await client.get("/models/"))
-    models = by_name(document)
-
-    assert document == json(await client.get("/models"))
-    assert document.items() <= json(await client.get("/v1/models")).items()  # where a dialect may add to it
-    assert (document["total"], document["triton_status"]) == (len(models), "READY")
-    told = {"status": "READY", "versions": ["1"], "backend": "onnxruntime", "max_batch_size": 1, "has_labels": True}
-    assert {name: models["a"][name] for name in told} == told
-    assert (models["a"]["num_classes"], models["a"]["input_shape"]) == (2, [32, 32, 3])
-    assert (models["yolo11n"]["status"], models["yolo11n"]["versions"]) == ("UNAVAILABLE", [])
-
-
-async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
+async def test_model_without_an_adapter_says_why(gateway: Gateway) -> None:
     fake, client = gateway
     fake.config = {**CONFIG, "output": []}
-    models = by_name(json(await client.get("/models")))
+    model = by_name(json(await client.get("/models")))["a"]
 
-    assert models["a"]["state"] == "ready"
-    assert models["a"]["detail"].startswith("the tensors of a match no supported head")
-    assert models["a"]["width"] is None
-    assert models["b"]["state"] == "not_ready"
+    assert (model["state"], model["width"]) == ("ready", None)
+    assert model["detail"].startswith("the tensors of a match no supported head")
 
 
-async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = registry.load()
     monkeypatch.setattr(registry, "load", lambda: known | {"c": known["yolo11n"]})
     fake = FakeTriton()
     fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'c' is not found"
-    async with serving(fake):
-        settings = Settings(triton_endpoints=fake.url, model_repository=str(tmp_path), transport="inline", log_level="error")
-        async with started(create_app(settings)) as client:
-            models = by_name(json(await client.get("/models")))
-            refused = {name: await client.post(f"/predict/{name}", content=SCENE) for name in ("c", "yolox_nano", "ocr_direction")}
+    settings = {"model_repository": str(tmp_path), "transport": "inline"}
+    async with serving(fake), started(create_app(settings_for(fake.url, **settings))) as client:
+        models = by_name(json(await client.get("/models")))
+        refused = {name: await client.post(f"/predict/{name}", content=SCENE) for name in ("c", "yolox_nano", "ocr_direction")}
 
     assert (models["c"]["state"], models["yolox_nano"]["state"]) == ("not_ready", "not_pulled")
     assert "log" in models["c"]["detail"]
@@ -119,21 +98,16 @@ async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: 
     assert refused["ocr_direction"].json()["detail"].endswith("get it with `nereid pull ocr` or `./just pull ocr`")
 
 
-async def test_a_model_that_no_triton_can_load_says_why(tmp_path: Path) -> None:
-    for name, file in {"a": "config.pbtxt", "b": "config.pbtxt", "c": "best.onnx", "exported": "best.onnx"}.items():
+async def test_model_that_no_triton_can_load_says_why(tmp_path: Path) -> None:
+    for name, file in {"a": "config.pbtxt", "b": "config.pbtxt", "exported": "best.onnx"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text("input {", encoding="utf-8")
-    async with serving(fake := FakeTriton()):
-        settings = Settings(triton_endpoints=fake.url, model_repository=str(tmp_path), transport="inline", log_level="error")
-        async with started(create_app(settings)) as client:
-            models = by_name(json(await client.get("/models")))
+    settings = {"model_repository": str(tmp_path), "transport": "inline"}
+    async with serving(fake := FakeTriton()), started(create_app(settings_for(fake.url, **settings))) as client:
+        models = by_name(json(await client.get("/models")))
 
-    assert {name: (model["state"], model["status"]) for name, model in models.items() if model["state"] != "not_pulled"} == {
-        "a": ("ready", "READY"),
-        "b": ("invalid", "UNAVAILABLE"),
-        "c": ("no_config", "UNAVAILABLE"),
-        "exported": ("no_config", "UNAVAILABLE"),
-    }
+    states = {name: (models[name]["state"], models[name]["status"]) for name in ("a", "b", "exported")}
+    assert states == {"a": ("ready", "READY"), "b": ("invalid", "UNAVAILABLE"), "exported": ("no_config", "UNAVAILABLE")}
     assert models["b"]["detail"].startswith(f"{tmp_path}/b/config.pbtxt: ")
     assert f"`nereid add {tmp_path}/exported`" in models["exported"]["detail"]
 
