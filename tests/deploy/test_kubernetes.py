@@ -184,7 +184,7 @@ def test_clients_see_the_public_paths_only() -> None:
     assert not any(map(is_public, ("/metrics", "/docs", "/health", "/ready", "/v1/health", "/v1/metrics")))
 
 
-def test_both_ingress_controllers_get_the_limits_of_the_gateway() -> None:
+def test_ingress_controllers_get_the_limits_of_the_gateway() -> None:
     cluster, settings = example("sidecar", "nfs"), Settings()
     annotations = cluster.one("Ingress")["metadata"]["annotations"]
     community, nginx = (
