@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -123,7 +124,7 @@ def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedT
     assert added.returncode == 0, added.stderr
     assert "own:1: detection, 80 classes (person, bicycle, " in added.stderr
     assert (bare.root / "opt" / "added" / "own" / "1" / "model.onnx").is_file()
-    outside = {"NEREID_TRITON_ENDPOINTS": settings.triton_address, "NEREID_TIMEOUT_SECONDS": 30}
+    outside: dict[str, Any] = {"NEREID_TRITON_ENDPOINTS": settings.triton_address, "NEREID_TIMEOUT_SECONDS": 30}
     with running(bare.command("nereid", "api"), bare.root / "tmp", "readyz", **outside) as (url, _):
         found = boxes(url)
         assert httpx.post(f"{url}/detect", content=HEIC, timeout=60).status_code == 200
@@ -203,7 +204,7 @@ def test_serve_finds_a_python(binary: Path, networks: dict[str, Path], triton: E
     python.chmod(0o755)
     home.mkdir(parents=True)
     link_installation(home)
-    settings = {"PATH": f"{python.parent}:/usr/bin:/bin", "TMPDIR": tmp_path, "XDG_DATA_HOME": tmp_path / "data"}
+    settings: dict[str, Any] = {"PATH": f"{python.parent}:/usr/bin:/bin", "TMPDIR": tmp_path, "XDG_DATA_HOME": tmp_path / "data"}
     settings["LD_LIBRARY_PATH"] = "/usr/lib/own"
     subprocess.run([binary, "pull", "yolo11n", "--from", networks["yolo11n"]], cwd=tmp_path, env=environ(settings), check=True)
     with running([str(binary), "serve"], tmp_path, "readyz", **settings) as (url, _):

@@ -40,7 +40,7 @@ def test_each_builder_gets_target_tag_and_options(
     (program := tmp_path / builder).write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n", encoding="utf-8")
     program.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BUILDER": builder}
-    command = [ROOT / "deploy" / "container" / "build", *arguments]
+    command = [str(ROOT / "deploy" / "container" / "build"), *arguments]
     given = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.splitlines()
 
     assert ("--format=docker" in given) == (builder != "docker")

@@ -13,10 +13,9 @@ from app.settings.schema import Settings
 from app.triton.shared_memory import MAX_WORKER_BYTES
 from tests.deploy.compose import CPU, GPU, GPUS, INSTANCES, SERVICES, Service, mounts
 from tests.deploy.kubernetes import plain, volume
-from tests.deploy.needs import DEPLOY, IMAGE, defaults, load, nbytes, settings_of, upstream
+from tests.deploy.needs import DEPLOY, IMAGE, load, nbytes, settings_of, upstream
 from tests.deploy.units import COMPOSE, NEREID, TRITON, environment, options_of, triton_command
 from tests.prometheus import CONFIG, uncommented
-from tests.test_model_repository import PRODUCTION, generated
 
 WORKER_BYTES = 200 << 20
 """Resident memory of a worker without its shared memory; 180 MiB is the most that was measured."""
@@ -170,13 +169,3 @@ def test_nginx_opens_the_sockets_of_the_instances() -> None:
     assert unit.socket == f"/run/{NEREID['RuntimeDirectory'][0]}"
     assert int(NEREID["RuntimeDirectoryMode"][0], 8) & 0o010
     assert int(unit.socket_mode, 8) & 0o020
-
-
-def test_triton_has_the_models_of_the_gateway_and_keeps_its_engines() -> None:
-    kept, seen = TRITON["BindPaths"][0].split(":")
-
-    assert options_of(triton_command(0))["model-repository"].startswith(NEREID["WorkingDirectory"][0])
-    assert kept == f"/var/cache/{TRITON['CacheDirectory'][0]}"
-    assert f'"{seen}"' in generated("yolo11n", PRODUCTION)
-    for service in (GPU["triton"], SWARM["triton"]):
-        assert f"/v2/models/{Settings().model}/ready" in defaults(service["healthcheck"]["test"][-1])

@@ -178,6 +178,13 @@ def test_address_may_send_eight_large_bodies_at_once(proxy: Proxy, path: str) ->
         assert send(proxy, IMAGE, "127.0.0.40").status_code == 200
 
 
+def test_address_may_have_a_hundred_requests_in_progress(proxy: Proxy) -> None:
+    with uploads(proxy, "127.0.0.30", 105, head("Content-Length: 100000"), BEGINNING[:9]) as accepted:
+        assert accepted == 100
+        assert send(proxy, SMALL, "127.0.0.30").status_code == 429
+        assert send(proxy, SMALL, "127.0.0.31").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("length", "beginning"), [("Content-Length: 10000000", BEGINNING), ("Transfer-Encoding: chunked", b"100000\r\n" + BEGINNING)]
 )

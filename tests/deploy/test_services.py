@@ -108,24 +108,6 @@ def test_swarm_has_the_values_of_compose() -> None:
     assert settings == {"triton_endpoints", "triton_metrics_url", "trusted_proxies", "api_keys_file", "drain_delay_seconds"}
 
 
-def test_swarm_asks_for_a_key_or_a_password_at_each_port() -> None:
-    """Swarm ignores addresses of ports without a word."""
-    published = {name: [port["published"] for port in service["ports"]] for name, service in SWARM.items() if "ports" in service}
-
-    assert published == {"nginx": [80, 443], "grafana": [3000]}
-    assert settings_of(SWARM["api"]["environment"]).api_keys_file == "/run/secrets/keys.toml"
-    assert SWARM["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/secrets/grafana.password"  # noqa: S105 - a path
-
-
-@pytest.mark.parametrize("kind", ["configs", "secrets"])
-def test_swarm_has_the_files_under_new_names_with_each_revision(kind: str) -> None:
-    """Swarm refuses another content under the name of a config or a secret."""
-    assert {one["source"] for service in SWARM.values() for one in service.get(kind, [])} == set(STACK[kind])
-    for one in STACK[kind].values():
-        assert one["name"].endswith("-${REVISION:-1}")
-        assert kind == "secrets" or (DEPLOY / one["file"]).is_file()
-
-
 def test_swarm_forgets_an_instance_before_it_refuses_connections() -> None:
     listed = [(DEPLOY / "nginx" / f"upstream.{name}.conf").read_text(encoding="utf-8") for name in ("swarm", "compose")]
     here, there = (re.sub(r"#.*|(resolver|server) .*", "", text).split() for text in listed)
@@ -133,15 +115,3 @@ def test_swarm_forgets_an_instance_before_it_refuses_connections() -> None:
 
     assert here == there
     assert int(valid) < settings_of(SWARM["api"]["environment"]).drain_delay_seconds
-
-
-def test_grafana_finds_prometheus_and_the_dashboard() -> None:
-    provisioning, prometheus = DEPLOY / "grafana/provisioning", load(DEPLOY / "prometheus/prometheus.compose.yml")
-    source = load(provisioning / "datasources/prometheus.yml")["datasources"][0]
-    folder = load(provisioning / "dashboards/nereid.yml")["providers"][0]["options"]["path"]
-
-    assert (source["url"], source["jsonData"]["timeInterval"]) == (
-        "http://prometheus:9090",
-        prometheus["global"]["scrape_interval"],
-    )
-    assert mounts(GPU["grafana"])[f"{folder}/nereid.json"] == "./grafana/nereid.json"
