@@ -70,7 +70,6 @@ async def check(container: Container, outside: httpx.AsyncClient, folder: Path) 
             health: dict[str, object] = json_of(await inside.get("/health"))
         assert container.check_health() == (0, "")
         assert stop(process) == 0, log.read_text()
-    assert container.check_health() == (1, f"{url} does not answer\n")
     return health
 
 
@@ -81,6 +80,7 @@ async def test_api_in_a_container_answers_like_one_outside(
     health = await check(api_container, client, tmp_path)
     (written,) = api_container.volumes
 
+    assert api_container.check_health() == (1, f"http://127.0.0.1:{api_container.settings['port']} does not answer\n")
     assert "'transport': 'shm'" in str(health["tritons"])
     assert list(written.iterdir()) == []
 
@@ -120,7 +120,7 @@ def test_image_is_small_and_has_libraries_as_published(name: str, request: pytes
     assert sum(sizes) < BYTES[name]
     assert [path.name[:12] for path in folder.glob("pillow*.dist-info")] == ["pillow_simd-"]
     assert not [*image.root.glob("usr/bin/*gcc*"), *image.root.glob("usr/include/python*"), *folder.glob("setuptools")]
-    assert (folder / "pip").is_dir() == (name == "embedded")
+    assert name == "embedded" or not (folder / "pip").exists()
     checked = 0
     for record in folder.glob("*.dist-info/RECORD"):
         for path, digest, _ in csv.reader(record.read_text(encoding="utf-8").splitlines()):
