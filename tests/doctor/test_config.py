@@ -46,7 +46,7 @@ def test_queue_and_batches(config: dict[str, Any], code: str | None, says: list[
 
 
 def test_preferred_batches_that_are_too_large() -> None:
-    config = {"name": "m", "max_batch_size": 8, "dynamic_batching": {"preferred_batch_size": [4, 16, 32]}}
+    config = {"name": "m", "max_batch_size": 8, "dynamic_batching": {"preferred_batch_size": [4, 8, 16, 32]}}
     finding = next(iter(batching.check(batching.read(config), FILE)))
 
     assert finding.code == "preferred_batch_size"
