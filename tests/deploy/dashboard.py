@@ -4,11 +4,9 @@ import re
 
 import msgspec
 
-from tests.support import ROOT
+from tests.deploy.needs import DEPLOY
 
-DASHBOARD = ROOT / "deploy" / "grafana" / "nereid.json"
-
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+DASHBOARD = DEPLOY / "grafana" / "nereid.json"
 
 
 class Target(msgspec.Struct):
@@ -22,7 +20,7 @@ class Target(msgspec.Struct):
             chosen: Values by variable.
         """
         values = {"instance": ".+", "triton": ".+", "model": ".+", "__rate_interval": window, **chosen}
-        return _VARIABLE.sub(lambda found: values[found[1] or found[2]], self.expr)
+        return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: values[found[1] or found[2]], self.expr)
 
 
 class Panel(msgspec.Struct):

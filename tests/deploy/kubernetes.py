@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from functools import cache
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -16,10 +15,10 @@ from app.settings.schema import Settings
 from tests.deploy.needs import DEPLOY, settings_of
 
 Manifest = dict[str, Any]
-Labels = dict[str, str]
 
 FOLDER = DEPLOY / "kubernetes"
-COMBINATIONS = list(product(["sidecar", "separate"], ["nfs", "s3"]))
+COMBINATIONS = [("sidecar", "nfs"), ("separate", "s3")]
+"""Each overlay and each source of models."""
 
 
 class Cluster(NamedTuple):
@@ -32,14 +31,11 @@ class Cluster(NamedTuple):
         return [manifest for manifest in self.manifests if manifest["kind"] == kind]
 
     def one(self, kind: str, name: str = "nereid") -> Manifest:
-        (found,) = (manifest for manifest in self.all_of(kind) if manifest["metadata"]["name"] == name)
-        return found
+        (named,) = (manifest for manifest in self.all_of(kind) if manifest["metadata"]["name"] == name)
+        return named
 
     def pod(self, name: str = "nereid") -> Manifest:
         return dict(self.one("Deployment", name)["spec"]["template"]["spec"])
-
-    def pod_labels(self) -> list[Labels]:
-        return [deployment["spec"]["template"]["metadata"]["labels"] for deployment in self.all_of("Deployment")]
 
     def pods(self) -> list[Manifest]:
         return [deployment["spec"]["template"]["spec"] for deployment in self.all_of("Deployment")]
@@ -47,15 +43,19 @@ class Cluster(NamedTuple):
     def containers(self) -> list[Manifest]:
         return [container for pod in self.pods() for container in [*pod.get("initContainers", []), *pod["containers"]]]
 
+    def selected_by(self, labels: dict[str, str]) -> list[str]:
+        """Return the deployments whose pods have these labels."""
+        every = {manifest["metadata"]["name"]: manifest["spec"]["template"] for manifest in self.all_of("Deployment")}
+        return [name for name, template in every.items() if labels.items() <= template["metadata"]["labels"].items()]
+
     def variables(self, container: Manifest) -> dict[str, str]:
         """Return the environment variables that a container gets from ConfigMaps."""
         maps = [source["configMapRef"]["name"] for source in container["envFrom"] if "configMapRef" in source]
-        return {name: value for found in maps for name, value in self.one("ConfigMap", found)["data"].items()}
+        return {name: value for each in maps for name, value in self.one("ConfigMap", each)["data"].items()}
 
     @property
     def api(self) -> Manifest:
-        (container,) = self.pod()["containers"]
-        return dict(container)
+        return dict(self.pod()["containers"][0])
 
     @property
     def triton_pod(self) -> Manifest:
@@ -79,7 +79,7 @@ def plain(overlay: str, models: str) -> Cluster:
 
 
 @cache
-def example(overlay: str, models: str, *, has_options: bool) -> Cluster:
+def example(overlay: str, models: str, *, has_options: bool = True) -> Cluster:
     """Render a user's copy of the example: as it is, or with everything in it that is commented out."""
     text = (FOLDER / "example" / "kustomization.yaml").read_text(encoding="utf-8")
     text = text.replace("../sidecar", f"../{overlay}", 1).replace("../models-nfs", f"../models-{models}", 1)
@@ -100,9 +100,5 @@ def _render(kustomization: str) -> list[Manifest]:
 
 
 def volume(pod: Manifest, name: str) -> Manifest:
-    (found,) = (volume for volume in pod["volumes"] if volume["name"] == name)
-    return dict(found)
-
-
-def selects(selector: Manifest, labels: Labels) -> bool:
-    return bool(selector["matchLabels"].items() <= labels.items())
+    (named,) = (volume for volume in pod["volumes"] if volume["name"] == name)
+    return dict(named)

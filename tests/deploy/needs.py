@@ -1,4 +1,4 @@
-"""What the application needs of whatever runs it: time to stop, memory, settings that it knows."""
+"""How the shipped files are read, and what the application itself says of the settings and paths in them."""
 
 import re
 import tomllib
@@ -8,25 +8,25 @@ from typing import Any
 
 import msgspec
 
-from app.host import cores
+from app.api.application import table_of
+from app.api.dialects import deepstack_names
+from app.api.dialects.dialect import load as load_dialects
+from app.api.routes import Target
+from app.api.search import routes as search
 from app.settings import rules
-from app.settings.schema import PREFIX, Settings
-from app.triton.shared_memory import MAX_WORKER_BYTES
+from app.settings.schema import DIALECTS, PREFIX, Settings
 from tests.support import ROOT
 
 DEPLOY = ROOT / "deploy"
 IMAGE = f"nereid:{tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']['version']}"
 
-WORKER_BYTES = 200 << 20
-"""Resident memory of a worker without its shared memory; 180 MiB is the most that was measured."""
-SUPERVISOR_SECONDS = 5
-"""How much longer than an instance `serve` waits for it."""
-EMBEDDED_TRITON_SECONDS = 10
-"""How long the embedded Triton may take to end."""
-TRITON_SECONDS = 30
-"""How long a Triton gives the requests in progress by default."""
-
-_UNITS = {"": 1, "m": 1 << 20, "Mi": 1 << 20, "g": 1 << 30, "Gi": 1 << 30}
+_OF_SEARCH = dict(table_of([deepstack_names.DIALECT], search.MODEL_ROUTES).paths)
+# A worker only passes paths of search on. What is taken there is what counts.
+PATHS: list[tuple[str, Target]] = [
+    *((path, target) for path, target in table_of(load_dialects(DIALECTS)).paths if path not in _OF_SEARCH),
+    *_OF_SEARCH.items(),
+]
+"""The paths at which models are asked, by workers and by the process of search, in Litestar's syntax, and their targets."""
 
 
 def load(path: Path) -> Any:  # noqa: ANN401
@@ -40,42 +40,18 @@ def defaults(text: str) -> str:
 
 def nbytes(quantity: str) -> int:
     """Return the bytes of a quantity as Compose and Kubernetes write it, such as 2g and 2Gi."""
-    number, unit = re.fullmatch(r"(\d+)([a-zA-Z]*)", quantity).groups()  # type: ignore[union-attr]
-    return int(number) * _UNITS[unit]
+    number, unit = quantity.rstrip("gmiGM"), quantity.lstrip("0123456789").lower()
+    return int(number) << {"": 0, "m": 20, "g": 30}[unit.removesuffix("i")]
 
 
 def settings_of(environment: Mapping[str, str]) -> Settings:
     """Make the settings of an environment; each must be one that the application knows, and all must fit each other."""
-    values = {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
+    values = {name.removeprefix(PREFIX).lower(): defaults(value) for name, value in environment.items() if name.startswith(PREFIX)}
     settings = msgspec.convert(values, Settings, strict=False)
     rules.check(settings)
     return settings
 
 
-def sockets(settings: Settings) -> list[str]:
-    """Return the addresses of the instances of `serve`, as NGINX writes them."""
-    return [f"unix:{settings.socket_folder}/nereid-{number}.sock" for number in range(1, settings.instances + 1)]
-
-
 def upstream(file: str) -> list[str]:
+    """Return the instances in a file for NGINX."""
     return re.findall(r"^\s*server (\S+?)[ ;](?!.*backup)", (DEPLOY / "nginx" / file).read_text(encoding="utf-8"), re.MULTILINE)
-
-
-def stop_seconds(settings: Settings) -> float:
-    """Return the maximum time from SIGTERM to the end of an instance."""
-    return settings.drain_delay_seconds + settings.drain_seconds
-
-
-def shared_memory_bytes(settings: Settings) -> int:
-    """Return the maximum shared memory of all workers."""
-    return _workers(settings) * MAX_WORKER_BYTES
-
-
-def memory_bytes(settings: Settings, limit: int) -> int:
-    """Return how much memory the workers may take under a limit, without their shared memory: themselves, images, bodies."""
-    budget = settings.memory_mb << 20 or limit // 8
-    return _workers(settings) * WORKER_BYTES + 2 * budget
-
-
-def _workers(settings: Settings) -> int:
-    return max(1, settings.instances) * cores.workers(settings.workers, settings.instances)

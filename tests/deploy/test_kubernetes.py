@@ -1,22 +1,24 @@
-"""The pods and the ingress for Kubernetes, against what the application needs; there is no cluster to run them in here."""
+"""The objects for Kubernetes: valid, complete, and as the application needs them; there is no cluster to run them in here."""
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import kubernetes_validate
+import msgspec
 import pytest
 
-from app.host.ports import is_loopback
 from app.settings.schema import DIALECTS, Settings
-from tests.deploy.kubernetes import COMBINATIONS, Cluster, example, plain, selects, volume
-from tests.deploy.needs import (
-    EMBEDDED_TRITON_SECONDS,
-    IMAGE,
-    TRITON_SECONDS,
-    memory_bytes,
-    nbytes,
-    shared_memory_bytes,
-    stop_seconds,
-)
-from tests.deploy.paths import PATHS
+from app.zoo.description import Description
+from tests.deploy.kubernetes import COMBINATIONS, FOLDER, Cluster, Manifest, example, plain, volume
+from tests.deploy.needs import DEPLOY, IMAGE, PATHS, load, nbytes
+from tests.support import METRICS, ROOT
+from tests.tools import kubernetes_rules
+
+RULES = load(FOLDER / "prometheus-adapter.yaml")["rules"]
+ADAPTER = [*RULES["custom"], *RULES["external"]]
+JOBS = load(DEPLOY / "prometheus" / "prometheus.kubernetes.yml")["scrape_configs"]
 
 
 @pytest.fixture(params=COMBINATIONS, ids="-".join)
@@ -24,183 +26,202 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
     return plain(*request.param)
 
 
-def test_image_and_processors_are_those_of_this_version(cluster: Cluster) -> None:
-    """This version of Triton shares no memory unless it is told to."""
-    release = re.fullmatch(r"nvcr\.io/nvidia/tritonserver:(\d\d\.\d\d)-py3", cluster.triton["image"])
+@pytest.mark.parametrize("made", ["plain", "example", "options"])
+@pytest.mark.parametrize("names", COMBINATIONS, ids="-".join)
+def test_objects_are_valid_and_lead_to_each_other(made: str, names: tuple[str, str]) -> None:
+    """A secret is created by a command that the guide or a file has."""
+    cluster = plain(*names) if made == "plain" else example(*names, has_options=made == "options")
+    for manifest in cluster.manifests:
+        if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):
+            kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    namespaced = [manifest for manifest in cluster.manifests if manifest["kind"] not in {"Namespace", "PersistentVolume"}]
+    assert {manifest["metadata"].get("namespace") for manifest in namespaced} == {"nereid"}
 
-    assert cluster.api["image"] == IMAGE
-    assert release is not None
-    assert release[1] >= "26.05"
-    assert ("--allow-client-shm=true" in cluster.triton["args"]) == (cluster.overlay == "sidecar")
-    assert cluster.pod()["enableServiceLinks"] is False  # NEREID_PORT of the Service `nereid` is no setting
-    assert str(cluster.settings.workers) == cluster.api["resources"]["requests"]["cpu"]  # a worker sees all of the node's
+    guide = ROOT / "docs" / "how-to" / "kubernetes.md"
+    texts = [file.read_text(encoding="utf-8") for file in [guide, *FOLDER.rglob("*.yaml")]]
+    made_by_hand = {name for text in texts for name in re.findall(r"create secret (?:generic|tls|docker-registry) (\S+)", text)}
+    objects = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in cluster.manifests}
+    needed = {reference for manifest in cluster.manifests for reference in references(manifest)}
+    assert needed - objects <= {("Secret", name) for name in made_by_hand}
+    assert len(needed & objects) > 4
+
+    selectors = [selector for manifest in cluster.manifests for selector in selectors_of(manifest)]
+    assert len(selectors) > len(cluster.pods())
+    assert all(cluster.selected_by(selector["matchLabels"]) for selector in selectors)
+    ports = {port["name"] for container in cluster.containers() for port in container["ports"]}
+    offered = set()
+    for service in cluster.all_of("Service"):
+        assert len(cluster.selected_by(service["spec"]["selector"])) == 1
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+        offered |= {(service["metadata"]["name"], port["name"]) for port in service["spec"]["ports"]}
+    backends = [path["backend"]["service"] for path in cluster.one("Ingress")["spec"]["rules"][0]["http"]["paths"]]
+    assert {(backend["name"], backend["port"]["name"]) for backend in backends} <= offered
+
+
+def references(value: Any, key: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401
+    """Return kind and name of what an object refers to."""
+    kinds = {"configMapRef": "ConfigMap", "secretRef": "Secret", "scaleTargetRef": "Deployment", "service": "Service"}
+    names = {"serviceAccountName": "ServiceAccount", "secretName": "Secret", "claimName": "PersistentVolumeClaim"}
+    names |= {"volumeName": "PersistentVolume"}
+    if isinstance(value, dict):
+        if key in kinds:
+            yield kinds[key], value["name"]
+        for name, member in value.items():
+            yield from references(member, name)
+    elif isinstance(value, list):
+        for member in value:
+            yield from references(member, "secretRef" if key == "imagePullSecrets" else "")
+    elif key in names:
+        yield names[key], value
+
+
+def selectors_of(value: Any) -> Iterator[Manifest]:  # noqa: ANN401
+    """Return all pod selectors in an object."""
+    for name, member in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        if name in {"podSelector", "selector", "labelSelector"} and "matchLabels" in member:
+            yield member
+        else:
+            yield from selectors_of(member)
 
 
 def test_containers_can_do_no_more_than_they_need(cluster: Cluster) -> None:
     assert cluster.one("Namespace")["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     for pod in cluster.pods():
         assert pod["automountServiceAccountToken"] is False
-        assert pod["securityContext"]["runAsNonRoot"]
-        assert pod["securityContext"]["runAsUser"] == 10001
+        assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["runAsUser"]) == (True, 10001)
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for container in cluster.containers():
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        expected = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+        assert container["securityContext"] == expected
         assert nbytes(container["resources"]["limits"]["memory"]) == nbytes(container["resources"]["requests"]["memory"])
 
 
-def test_memory_is_enough(cluster: Cluster) -> None:
-    """Memory has to suffice for workers, images, bodies and shared memory, which counts towards the container that writes it."""
-    limit = nbytes(cluster.api["resources"]["limits"]["memory"])
-    needed = memory_bytes(cluster.settings, limit)
-    if cluster.overlay == "sidecar":
-        shared = nbytes(volume(cluster.pod(), "shared-memory")["emptyDir"]["sizeLimit"])
-        assert shared >= shared_memory_bytes(cluster.settings)
-        needed += shared
+def test_images_are_those_of_this_version_and_find_their_models(cluster: Cluster) -> None:
+    startup, triton, source = cluster.triton["startupProbe"], cluster.triton, volume(cluster.triton_pod, "models")
+    repository = cluster.variables(triton)["MODEL_REPOSITORY"]
 
-    assert needed <= limit
-
-
-def test_triton_gets_a_gpu_and_what_its_image_prepares(cluster: Cluster) -> None:
-    """Nodes with GPUs accept only pods that tolerate it; the image's entrypoint must run Triton."""
-    assert cluster.triton["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in cluster.triton_pod["tolerations"]
-    assert "command" not in cluster.triton
-    assert cluster.triton["args"][0] == "tritonserver"
-
-
-def test_a_rollout_has_not_failed_while_engines_are_built(cluster: Cluster) -> None:
-    startup = cluster.triton["startupProbe"]
-
-    for deployment in cluster.all_of("Deployment"):
+    assert cluster.api["image"] == IMAGE
+    assert triton["image"] >= "nvcr.io/nvidia/tritonserver:26.05-py3"  # the first one with the option for shared memory
+    assert cluster.pod()["enableServiceLinks"] is False  # NEREID_PORT of the Service `nereid` is no setting
+    for deployment in cluster.all_of("Deployment"):  # while engines are built, a rollout has not failed
         assert deployment["spec"]["progressDeadlineSeconds"] > startup["periodSeconds"] * startup["failureThreshold"]
-
-
-def test_gateway_and_triton_share_memory_or_do_not_try(cluster: Cluster) -> None:
-    """In one pod both have the same /dev/shm; between pods tensors go inline."""
-    assert cluster.settings.transport == ("auto" if cluster.overlay == "sidecar" else "inline")
-    if cluster.overlay == "sidecar":
-        mount = {"name": "shared-memory", "mountPath": "/dev/shm"}  # noqa: S108
-        assert mount in cluster.api["volumeMounts"]
-        assert mount in cluster.triton["volumeMounts"]
-        assert volume(cluster.pod(), "shared-memory")["emptyDir"]["medium"] == "Memory"
-
-
-def test_requests_in_progress_may_end(cluster: Cluster) -> None:
-    grace = cluster.pod()["terminationGracePeriodSeconds"]
-
-    assert cluster.settings.drain_delay_seconds >= 5
-    assert grace >= stop_seconds(cluster.settings)
-    if cluster.overlay == "sidecar":
-        assert cluster.triton["restartPolicy"] == "Always"
-        assert grace >= stop_seconds(cluster.settings) + EMBEDDED_TRITON_SECONDS
-    else:
-        before = cluster.triton["lifecycle"]["preStop"]["sleep"]["seconds"]
-        assert cluster.pod("triton")["terminationGracePeriodSeconds"] > before + TRITON_SECONDS
+    assert "--model-repository=$(MODEL_REPOSITORY)" in triton["args"]
+    assert "emptyDir" in source or {"name": "models", "mountPath": repository, "readOnly": True} in triton["volumeMounts"]
 
 
 def test_probes_ask_where_somebody_answers(cluster: Cluster) -> None:
-    """The gateway of its port; Triton in its container, because it has HTTP on loopback only, and metrics on all addresses."""
-    ports = {port["name"]: port["containerPort"] for port in cluster.api["ports"]}
+    """The gateway at its port; Triton in its container, because it has HTTP on loopback only."""
     probes = {name: cluster.api[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
+    commands = {name: cluster.triton[f"{name}Probe"]["exec"]["command"][-1] for name in probes}
+    gateway = f"http://127.0.0.1:{cluster.settings.port}/livez/triton"
 
-    assert ports == {"http": cluster.settings.port}
-    assert not is_loopback(cluster.settings.host)
-    assert {name: probe["path"] for name, probe in probes.items()} == {
-        "startup": "/livez",
-        "readiness": "/readyz",
-        "liveness": "/livez",
-    }
-    assert {probe["port"] for probe in probes.values()} == {"http"}
-    assert {"--http-address=127.0.0.1", "--metrics-address=0.0.0.0"} <= set(cluster.triton["args"])
-    liveness = cluster.triton["livenessProbe"]["exec"]["command"][-1]
-    own = f"http://127.0.0.1:{cluster.settings.port}/livez/triton"
-    assert "http://127.0.0.1:8000/v2/health/live" in liveness
-    assert (own in liveness) == (cluster.overlay == "sidecar")  # another gateway may find the same Triton well
-    for probe in ("startupProbe", "readinessProbe"):
-        assert "http://127.0.0.1:8000/v2/models/$NEREID_MODEL/ready" in cluster.triton[probe]["exec"]["command"][-1]
-    assert cluster.variables(cluster.triton)["NEREID_MODEL"] == cluster.settings.model == Settings().model
-
-
-def test_the_gateway_finds_triton(cluster: Cluster) -> None:
-    host, _, port = cluster.settings.triton_address.removeprefix("dns:///").rpartition(":")
-    if cluster.overlay == "sidecar":
-        assert f"--grpc-address={host}" in cluster.triton["args"]
-    else:
-        assert cluster.settings.triton_address.startswith("dns:///")
-        assert cluster.one("Service", host)["spec"]["clusterIP"] == "None"
-        (service,) = cluster.one("Service", host)["spec"]["ports"]
-        named = {port["name"]: port["containerPort"] for port in cluster.triton["ports"]}
-        assert service["port"] == named[service["targetPort"]] == int(port)
-
-
-def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
-    ingress = cluster.one("Ingress")
-    rules = ingress["spec"]["rules"][0]["http"]["paths"]
-    exact, paths = ([rule["path"] for rule in rules if rule["pathType"] == kind] for kind in ("Exact", "Prefix"))
-    annotations = {name.removeprefix("nginx.org/"): value for name, value in ingress["metadata"]["annotations"].items()}
-
-    def is_public(path: str) -> bool:
-        return path in exact or any(f"{path}/".startswith(f"{prefix}/") for prefix in paths)
-
-    for path in ("/models", "/routes", "/", "/v1/", "/page-assets/page.js", *(f"/{name}/anything" for name in DIALECTS)):
-        assert is_public(path)
-    for path, _ in PATHS:  # no prefix can express some of them
-        assert is_public(path) or path in {"/health", "/v1/auth", "/{model:str}/{version:int}"}
-    assert is_public("/search/docs")  # no prefix leaves it out
-    for path in ("/metrics", "/docs", "/health", "/ready", "/v1/health", "/v1/metrics"):
-        assert not is_public(path)
-    assert annotations["limit-req-reject-code"] == "429"
-    assert {"error", "timeout", "non_idempotent"} == set(annotations["proxy-next-upstream"].split())
-    assert annotations["client-max-body-size"] == f"{cluster.settings.max_batch_size_mb:.0f}m"
-    assert int(annotations["proxy-read-timeout"].removesuffix("s")) > cluster.settings.max_timeout_seconds
-
-
-@pytest.mark.parametrize("kind", ["PodDisruptionBudget", "NetworkPolicy"])
-def test_each_pod_has_one_budget_and_policy_and_each_service_one_pod(cluster: Cluster, kind: str) -> None:
-    """Besides the policy for names, which is for all pods."""
-    selectors = {
-        found["metadata"]["name"]: found["spec"]["selector" if kind == "PodDisruptionBudget" else "podSelector"]
-        for found in cluster.all_of(kind)
-    }
-    names = selectors.pop("dns", None)
-
-    for labels in cluster.pod_labels():
-        assert sum(selects(selector, labels) for selector in selectors.values()) == 1
-        assert names is None or selects(names, labels)
-    assert len(selectors) == len(cluster.pod_labels())
-    for service in cluster.all_of("Service"):
-        assert sum(service["spec"]["selector"].items() <= labels.items() for labels in cluster.pod_labels()) == 1
+    assert [port["containerPort"] for port in cluster.api["ports"]] == [cluster.settings.port]
+    assert [(probe["path"], probe["port"]) for probe in probes.values()] == [
+        (f"/{path}", "http") for path in ("livez", "readyz", "livez")
+    ]
+    assert "--http-address=127.0.0.1" in cluster.triton["args"]
+    assert "http://127.0.0.1:8000/v2/health/live" in commands["liveness"]
+    assert (gateway in commands["liveness"]) == (cluster.overlay == "sidecar")  # another gateway may find the same Triton well
+    assert all("http://127.0.0.1:8000/v2/models/$NEREID_MODEL/ready" in commands[name] for name in ("startup", "readiness"))
+    assert cluster.variables(cluster.triton)["NEREID_MODEL"] == cluster.settings.model
 
 
 def test_only_the_gateway_reaches_triton(cluster: Cluster) -> None:
-    """Its gRPC asks for no key: it listens on loopback, or a policy lets the gateway in."""
+    """Its gRPC asks for no key: it listens on loopback, or a policy lets the gateway in. Names are for all pods."""
+    host, _, port = cluster.settings.triton_address.removeprefix("dns:///").rpartition(":")
+    for kind, name in (("PodDisruptionBudget", "selector"), ("NetworkPolicy", "podSelector")):
+        own = [one["spec"][name]["matchLabels"] for one in cluster.all_of(kind) if one["metadata"]["name"] != "dns"]
+        assert sorted(map(cluster.selected_by, own)) == sorted([one["metadata"]["name"]] for one in cluster.all_of("Deployment"))
     if cluster.overlay == "sidecar":
         opened = {port["port"] for rule in cluster.one("NetworkPolicy")["spec"]["ingress"] for port in rule["ports"]}
         assert opened == {cluster.settings.port, 8002}
+        assert f"--grpc-address={host}" in cluster.triton["args"]
+        assert cluster.triton["restartPolicy"] == "Always"
     else:
         (rule,) = (rule for rule in cluster.one("NetworkPolicy", "triton")["spec"]["ingress"] if rule["ports"] == [{"port": 8001}])
-        (peer,) = rule["from"]
         (there,) = (rule for rule in cluster.one("NetworkPolicy")["spec"]["egress"] if rule["ports"] == [{"port": 8001}])
-        assert selects(peer["podSelector"], cluster.one("Deployment")["spec"]["template"]["metadata"]["labels"])
-        assert selects(there["to"][0]["podSelector"], cluster.one("Deployment", "triton")["spec"]["template"]["metadata"]["labels"])
+        assert cluster.selected_by(rule["from"][0]["podSelector"]["matchLabels"]) == ["nereid"]
+        assert cluster.selected_by(there["to"][0]["podSelector"]["matchLabels"]) == ["triton"]
+        service = cluster.one("Service", host)["spec"]
+        assert (service["clusterIP"], service["ports"][0]["port"], cluster.settings.transport) == ("None", int(port), "inline")
 
 
-def test_models_have_a_source(cluster: Cluster) -> None:
-    secret = cluster.triton["envFrom"][-1]
-    repository = cluster.variables(cluster.triton)["MODEL_REPOSITORY"]
-    source = volume(cluster.triton_pod, "models")
+def test_clients_see_the_public_paths_only() -> None:
+    rules = plain("sidecar", "nfs").one("Ingress")["spec"]["rules"][0]["http"]["paths"]
+    exact, prefixes = ([rule["path"] for rule in rules if rule["pathType"] == kind] for kind in ("Exact", "Prefix"))
 
-    assert "--model-repository=$(MODEL_REPOSITORY)" in cluster.triton["args"]
-    if "emptyDir" in source:
-        policies, own = cluster.all_of("NetworkPolicy"), example(cluster.overlay, "s3", has_options=True)
-        assert own.variables(own.triton)["MODEL_REPOSITORY"].startswith("s3://")
-        assert source == {"name": "models", "emptyDir": {}}
-        assert secret["secretRef"]["name"] == "nereid-models"
-        assert any({"ports": [{"port": 443}]} in policy["spec"]["egress"] for policy in policies)
-    else:
-        assert {"name": "models", "mountPath": repository, "readOnly": True} in cluster.triton["volumeMounts"]
-        assert cluster.one("PersistentVolumeClaim", source["persistentVolumeClaim"]["claimName"])
+    def is_public(path: str) -> bool:
+        return path in exact or any(f"{path}/".startswith(f"{prefix}/") for prefix in prefixes)
+
+    for path in ("/models", "/routes", "/", "/v1/", "/page-assets/page.js", *(f"/{name}/anything" for name in DIALECTS)):
+        assert is_public(path)
+    assert {path for path, _ in PATHS if not is_public(path)} <= {"/health", "/v1/auth", "/{model:str}/{version:int}"}
+    assert not any(map(is_public, ("/metrics", "/docs", "/health", "/ready", "/v1/health", "/v1/metrics")))
+
+
+def test_ingress_controllers_get_the_limits_of_the_gateway() -> None:
+    cluster, settings = example("sidecar", "nfs"), Settings()
+    annotations = cluster.one("Ingress")["metadata"]["annotations"]
+    community, nginx = (
+        {name.partition("/")[2]: value for name, value in annotations.items() if name.startswith(prefix)}
+        for prefix in ("nginx.ingress.kubernetes.io/", "nginx.org/")
+    )
+    nginx |= {"proxy-body-size": nginx["client-max-body-size"], "limit-rps": nginx["limit-req-rate"].removesuffix("r/s")}
+    burst = int(community.pop("limit-burst-multiplier")) * int(community["limit-rps"])
+
+    assert community.pop("load-balance") == "ewma"
+    assert burst == int(nginx["limit-req-burst"])
+    assert community == {name: nginx[name].removesuffix("s") for name in community}
+    assert set(community) >= {name for name in nginx if name.startswith("proxy-")}
+    assert nginx["client-max-body-size"] == f"{settings.max_batch_size_mb:.0f}m"
+    assert int(nginx["proxy-read-timeout"].removesuffix("s")) > settings.max_timeout_seconds
+    assert nginx["limit-req-reject-code"] == "429"
+    assert set(nginx["proxy-next-upstream"].split()) == {"error", "timeout", "non_idempotent"}
+
+
+def test_the_example_has_every_component_and_fits_the_settings() -> None:
+    text, cluster = (FOLDER / "example" / "kustomization.yaml").read_text(encoding="utf-8"), example("separate", "s3")
+    components = {file.parent.name for file in FOLDER.glob("*/kustomization.yaml") if "kind: Component" in file.read_text()}
+    (keys,) = (mount for mount in cluster.api["volumeMounts"] if mount["name"] == "keys")
+    ingress = cluster.one("Ingress")["spec"]
+
+    assert components == set(re.findall(r"\.\./([\w-]+)", text)) - {"sidecar", "separate"}
+    assert example("sidecar", "nfs", has_options=False).api["image"] == f"registry.example.org/{IMAGE}"
+    assert re.fullmatch(r"registry\.example\.org/nereid@sha256:\w{64}", cluster.api["image"])
+    assert all(pod["imagePullSecrets"] for pod in cluster.pods())
+    assert ingress["rules"][0]["host"] in ingress["tls"][0]["hosts"]
+    assert Path(cluster.settings.api_keys_file).parent == Path(keys["mountPath"])
+
+
+def test_autoscalers_ask_for_what_the_adapter_computes_of_existing_metrics(cluster: Cluster) -> None:
+    scalers = {scaler["metadata"]["name"]: scaler["spec"] for scaler in cluster.all_of("HorizontalPodAutoscaler")}
+    asked = {name: metric[metric["type"].lower()]["metric"]["name"] for name, spec in scalers.items() for metric in spec["metrics"]}
+    in_progress, waiting = (rule["name"]["as"] for rule in ADAPTER)
+    used = {name for rule in ADAPTER for name in re.findall(r"\bapi_\w+", rule["seriesQuery"] + rule["metricsQuery"])}
+
+    assert asked == {"nereid": in_progress} | ({} if cluster.overlay == "sidecar" else {"triton": waiting})
+    assert not any("replicas" in cluster.one("Deployment", name)["spec"] for name in scalers)
+    assert set() < used <= {metric.name for metric in METRICS.collect()}
+    if "triton" in scalers:  # more than a full batch waits
+        (production,) = (field.default for field in msgspec.structs.fields(Description) if field.name == "production")
+        assert int(scalers["triton"]["metrics"][0]["external"]["target"]["averageValue"]) >= production.max_batch
+
+
+def test_the_operator_scrapes_as_prometheus_does_by_the_same_rules() -> None:
+    """After a change of the rules: `python -m tests.tools.kubernetes_rules`."""
+    cluster = example("sidecar", "nfs")
+    (monitor,), (rule,) = (cluster.all_of(kind) for kind in ("PodMonitor", "PrometheusRule"))
+    endpoints = {endpoint["port"]: endpoint["relabelings"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    read = set(re.findall(r'[{,] *(\w+)=~?"', kubernetes_rules.FILE.read_text(encoding="utf-8")))
+
+    assert {job["relabel_configs"][0]["regex"]: job["job_name"] for job in JOBS} == {
+        port: one["replacement"] for port, rules in endpoints.items() for one in rules if one.get("targetLabel") == "job"
+    }
+    for rules in [*endpoints.values(), *(job["relabel_configs"] for job in JOBS)]:
+        named = [{name.replace("_", "").lower(): value for name, value in one.items()} for one in rules]
+        assert {"sourcelabels": ["__meta_kubernetes_pod_phase"], "regex": "Running", "action": "keep"} in named
+        assert {"sourcelabels": ["__meta_kubernetes_pod_name"], "targetlabel": "instance"} in named
+    for rules in endpoints.values():  # labels that the operator sets
+        assert read & {"container", "endpoint"} <= {one["regex"] for one in rules if one.get("action") == "labeldrop"}
+    assert kubernetes_rules.FILE.read_text(encoding="utf-8") == kubernetes_rules.render()
+    assert rule["spec"]["groups"] == [group for source in kubernetes_rules.SOURCES for group in load(source)["groups"]]

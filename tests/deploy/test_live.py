@@ -1,27 +1,73 @@
-"""A Prometheus that scrapes a loaded service: every panel of the dashboard has values, and every recording is made."""
+"""A Prometheus that scrapes a loaded service: every panel of the dashboard has values, and every metric in a rule exists."""
 
 import asyncio
 import re
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
+import httpx
+import psutil
 import pytest
 
-from tests.deploy.dashboard import PANELS, Panel, Target
-from tests.deploy.loaded import exercise, loadable_service
+from app.settings.schema import PREFIX
+from bench.harness.ports import find_free
+from bench.harness.processes import Running, running
+from bench.harness.triton import link_installation
+from bench.load.images import unlabelled_samples
+from bench.load.overload import drive_arrivals, drive_crowd
+from bench.models.repository import write_fixture
+from tests.deploy.dashboard import PANELS, Target
+from tests.deploy.needs import load
 from tests.processes import no_process_left
 from tests.programs import require_program
 from tests.prometheus import CONFIG, Prometheus, running_prometheus
 
 pytestmark = pytest.mark.system
 
+MODEL, SLOW_MODEL = "sim_gpu", "wait_20"
 GPU_PANELS = {"GPU utilisation", "GPU memory"}
 """They have values only where Triton has a GPU."""
 HOST, TRITON = "127.0.0.1", "localhost"
-SECONDS = 30.0
-SCRAPE_SECONDS = 0.5
+SECONDS, SCRAPE_SECONDS = 30.0, 0.5
+ODD = (
+    ("GET", "/health"),
+    ("GET", "/nowhere"),
+    ("POST", "/detect"),  # without a body
+    ("POST", "/detect?timeout_ms=1"),
+    ("POST", f"/predict/{SLOW_MODEL}?timeout_ms=20"),
+)
+
+
+async def exercise(service: Running) -> None:
+    """Generate data for every panel: steady load, a crowd, invalid requests, and a killed Triton, which restarts in 20 seconds."""
+    samples = unlabelled_samples()
+
+    async def crowd() -> None:
+        await asyncio.sleep(SECONDS / 6)
+        await drive_crowd(f"{service.url}/predict/{SLOW_MODEL}", samples, clients=150, seconds=SECONDS / 4, is_polite=True)
+
+    async def kill() -> None:
+        await asyncio.sleep(SECONDS / 2)
+        for child in service.process.children():
+            if child.status() != psutil.STATUS_ZOMBIE and child.name() == "tritonserver":
+                child.kill()
+
+    async def ask_oddly() -> None:
+        async with httpx.AsyncClient(base_url=service.url, trust_env=False) as client:
+            while True:
+                for method, path in ODD:
+                    with suppress(httpx.HTTPError):  # the service may be briefly unavailable
+                        await client.request(method, path, content=samples[0].body if "?" in path else b"")
+                    await asyncio.sleep(0.25)
+
+    odd = asyncio.create_task(ask_oddly())
+    await asyncio.gather(drive_arrivals(f"{service.url}/detect", samples, rate=40, seconds=SECONDS), crowd(), kill())
+    odd.cancel()
+    await asyncio.gather(odd, return_exceptions=True)
 
 
 class Observed(NamedTuple):
@@ -36,33 +82,35 @@ class Observed(NamedTuple):
         return any(one.points for one in series)
 
 
-def _renamed(targets: dict[str, str]) -> dict[str, str]:
-    return targets | {"triton": targets["triton"].replace(HOST, TRITON)}
-
-
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
-    """A service that was loaded, whose Triton was killed, and that is still there; its Triton has another host name."""
+    """A service with a fast model and a slow one that was loaded, and that is still there; its Triton has another host name."""
     require_program("prometheus", "prometheus")
-    folder = tmp_path_factory.mktemp("observed")
+    folder: Path = tmp_path_factory.mktemp("observed")
+    for model in (MODEL, SLOW_MODEL):
+        write_fixture(model, folder / "models")
+    (home := folder / "triton").mkdir()
+    link_installation(home)
+    port, http = find_free(2)
+    given = {"port": port, "triton_home": home, "triton_ports": http, "model_repository": folder / "models", "model": MODEL}
+    environment = {f"{PREFIX}{name.upper()}": str(value) for name, value in {**given, "workers": 2, "timeout_seconds": 2}.items()}
+    command, log = [sys.executable, "-m", "app", "serve"], folder / "serve.log"
+    targets = {"nereid": f"{HOST}:{port}", "triton": f"{TRITON}:{http + 1}"}
     with (
         no_process_left(),
-        loadable_service(folder) as service,
-        running_prometheus(_renamed(service.targets), folder, scrape_seconds=SCRAPE_SECONDS) as prometheus,
+        running(command, environment, port, "/readyz", log) as service,
+        running_prometheus(targets, folder, scrape_seconds=SCRAPE_SECONDS) as prometheus,
     ):
         start = time.time()
-        asyncio.run(exercise(service, SECONDS))
+        asyncio.run(exercise(service))
         yield Observed(prometheus, start, time.time())
 
 
-@pytest.mark.parametrize("panel", [panel for panel in PANELS if panel.type != "row"], ids=lambda panel: str(panel.title))
-def test_every_panel_has_values(observed: Observed, panel: Panel) -> None:
-    empty = [target.expr for target in panel.targets if not observed.has_values(target, instance=HOST)]
-
-    if panel.title in GPU_PANELS and observed.prometheus.query("absent(nv_gpu_utilization)"):
-        assert len(empty) == len(panel.targets)
-    else:
-        assert empty == []
+def test_every_panel_has_values(observed: Observed) -> None:
+    has_gpu = not observed.prometheus.query("absent(nv_gpu_utilization)")
+    for panel in PANELS:
+        empty = [target.expr for target in panel.targets if not observed.has_values(target, instance=HOST)]
+        assert len(empty) == (len(panel.targets) if panel.title in GPU_PANELS and not has_gpu else 0), (panel.title, empty)
 
 
 def test_the_panels_of_a_triton_that_is_not_there_are_empty(observed: Observed) -> None:
@@ -75,15 +123,11 @@ def test_the_panels_of_a_triton_that_is_not_there_are_empty(observed: Observed) 
 
 def test_every_metric_exists(observed: Observed) -> None:
     """A metric that does not exist would leave an alert silent, and a panel that counts rare events at zero."""
-    rules = [msgspec.yaml.decode((CONFIG.parent / name).read_bytes()) for name in ("recordings.yml", "alerts.yml")]
+    rules = [load(CONFIG.parent / name) for name in ("recordings.yml", "alerts.yml")]
     expressions = [rule["expr"] for file in rules for group in file["groups"] for rule in group["rules"]]
     expressions += [target.expr for panel in PANELS if panel.title not in GPU_PANELS for target in panel.targets]
-    used = {
-        name
-        for expression in expressions
-        for name in re.findall(r"\b(?:instance:nereid_\w+:\w+|(?:api|triton|nv)_\w+)", expression)
-    }
+    metric = re.compile(r"\b(?:instance:nereid_\w+:\w+|(?:api|triton|nv)_\w+)")
+    used = {name for expression in expressions for name in metric.findall(expression)}
 
     assert len(used) > 30
-    of_routes = {"api_canary_withdrawn"}  # the gateway here has none
-    assert used - observed.prometheus.names() == of_routes
+    assert used - observed.prometheus.names() == {"api_canary_withdrawn"}  # the gateway here has no routes

@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.deploy import compose, units
+from tests.deploy import units
+from tests.deploy.compose import GPU, SERVICES
 from tests.deploy.needs import DEPLOY, IMAGE
 from tests.deploy.units import options_of
 
-OVERLAY = "compose.models.yaml"
-WITHOUT, SERVICES = (compose.read(*files)["services"] for files in (["compose.yaml"], ["compose.yaml", OVERLAY]))
+_NAME = "compose.models.yaml"
+_SERVICES, _DROP_IN = SERVICES[_NAME], units.read(units.MODELS)
 
 
 class Profile(NamedTuple):
@@ -24,43 +25,35 @@ class Profile(NamedTuple):
     """Of the folder of its socket."""
 
 
-def profiles() -> dict[str, Profile]:
-    drop_in = units.read(units.MODELS)
-    command, mode = drop_in["ExecStart"][-1].replace("%i", "0").split(), int(drop_in["RuntimeDirectoryMode"][0], 8)
-    text = (DEPLOY / "systemd" / units.MODELS).read_text(encoding="utf-8")
-    settings = dict(re.findall(r"^#   (NEREID_\w+)=(.*)$", text, re.MULTILINE))
-    return {
-        "compose": Profile(options_of(SERVICES["triton"]["command"]), SERVICES["api-1"]["environment"], "022", 0o1777),
-        "systemd": Profile(options_of(command), settings, "077", mode),
-    }
-
-
-PROFILES = profiles()
+PROFILES = {
+    "compose": Profile(options_of(_SERVICES["triton"]["command"]), _SERVICES["api-1"]["environment"], "022", 0o1777),
+    "systemd": Profile(
+        options_of(_DROP_IN["ExecStart"][-1].replace("%i", "0").split()),
+        dict(re.findall(r"^#   (NEREID_\w+)=(.*)$", (DEPLOY / "systemd" / units.MODELS).read_text(encoding="utf-8"), re.MULTILINE)),
+        "077",
+        int(_DROP_IN["RuntimeDirectoryMode"][0], 8),
+    ),
+}
 
 
 def test_models_cannot_be_loaded_by_default() -> None:
     """A model can run code."""
     texts = {path: path.read_text(encoding="utf-8") for path in DEPLOY.rglob("*") if path.suffix in {".yaml", ".service", ".conf"}}
 
-    assert {path.name for path, text in texts.items() if "--model-control-mode" in text} == {OVERLAY, units.MODELS}
+    assert {path.name for path, text in texts.items() if "--model-control-mode" in text} == {_NAME, units.MODELS}
 
 
-@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
-def test_the_gateway_has_the_address_of_triton(profile: Profile) -> None:
-    """Triton adds its port to a socket's path, too."""
+@pytest.mark.parametrize("name", PROFILES)
+def test_triton_keeps_its_other_options_and_the_gateway_has_its_address(name: str) -> None:
+    """A list of arguments replaces that of the other file. Triton adds its port to a socket's path, too."""
+    profile = PROFILES[name]
+    before = options_of(GPU["triton"]["command"] if name == "compose" else units.triton_command(0))
+
+    assert before.keys() - {"http-address", "http-port", "grpc-port"} <= profile.options.keys()
     assert profile.settings["NEREID_TRITON_ENDPOINTS"] == f"{profile.options['grpc-address']}:8001"
 
 
-def test_triton_keeps_its_other_options() -> None:
-    """A list of arguments replaces that of the other file."""
-    without = {"http-address", "http-port", "grpc-port"}
+def test_the_overlay_adds_a_service_that_adds_models() -> None:
+    (added,) = (service for name, service in _SERVICES.items() if name not in GPU)
 
-    assert options_of(WITHOUT["triton"]["command"]).items() <= PROFILES["compose"].options.items()
-    assert units.triton_options(0).keys() - without <= PROFILES["systemd"].options.keys()
-
-
-def test_the_overlay_adds_one_service() -> None:
-    (added,) = (service for name, service in SERVICES.items() if name not in WITHOUT)
-
-    assert added["image"] == f"{IMAGE}-embedded"
-    assert added["user"] == SERVICES["triton"]["user"]
+    assert (added["image"], added["user"]) == (f"{IMAGE}-embedded", _SERVICES["triton"]["user"])

@@ -1,23 +1,21 @@
-"""Prometheus's configuration and its rules, as promtool sees them, and the variables of the Grafana dashboard."""
+"""Prometheus's rules, as promtool computes them, and what they and the dashboard have from the code."""
 
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from app.api.routes import ModelRoute
 from tests.deploy.dashboard import DASHBOARD, PANELS, VARIABLES
-from tests.deploy.paths import PATHS
+from tests.deploy.kubernetes import FOLDER as KUBERNETES
+from tests.deploy.needs import PATHS, load
 from tests.programs import require_program
 from tests.prometheus import CONFIG
 from tests.support import ROOT
 
 FOLDER = CONFIG.parent
-ALERTS = [rule for group in msgspec.yaml.decode((FOLDER / "alerts.yml").read_bytes())["groups"] for rule in group["rules"]]
-RUNBOOK = ROOT / "docs" / "how-to" / "runbook.md"
 
 
 def promtool(*arguments: str, folder: Path = FOLDER) -> str:
@@ -28,54 +26,65 @@ def promtool(*arguments: str, folder: Path = FOLDER) -> str:
 
 
 @pytest.mark.system
-def test_the_configuration_is_valid() -> None:
-    shown = promtool("check", "config", "--lint-fatal", CONFIG.name)
-
-    assert "2 rule files found" in shown
-    assert f"{len(ALERTS)} rules found" in shown
-
-
-@pytest.mark.system
 def test_each_alert_comes_when_it_should_and_only_then() -> None:
     assert "SUCCESS" in promtool("test", "rules", "alerts_test.yml")
 
 
-def test_each_alert_has_a_scenario_that_fires_and_one_that_does_not() -> None:
-    scenarios = msgspec.yaml.decode((FOLDER / "alerts_test.yml").read_bytes())["tests"]
-    checks = [check for scenario in scenarios for check in scenario.get("alert_rule_test", [])]
-    fires = {check["alertname"] for check in checks if check["exp_alerts"]}
-    is_silent = {check["alertname"] for check in checks if not check["exp_alerts"]}
+def test_each_alert_has_scenarios_and_a_section_of_the_runbook() -> None:
+    """Scenarios in which it fires, and in which it does not."""
+    alerts = {rule["alert"]: rule for group in load(FOLDER / "alerts.yml")["groups"] for rule in group["rules"]}
+    scenarios = load(FOLDER / "alerts_test.yml")["tests"]
+    checks = {(check["alertname"], bool(check["exp_alerts"])) for one in scenarios for check in one.get("alert_rule_test", [])}
+    sections = re.findall(r"^## (.+)$", (ROOT / "docs" / "how-to" / "runbook.md").read_text(encoding="utf-8"), re.MULTILINE)
 
-    assert fires == is_silent == {alert["alert"] for alert in ALERTS}
+    assert checks == {(name, fires) for name in alerts for fires in (False, True)}
+    assert alerts.keys() <= set(sections)
+    for name, alert in alerts.items():
+        assert alert["labels"]["severity"] in {"page", "ticket"}
+        assert set(alert["annotations"]) == {"summary", "description", "runbook"}
+        assert alert["annotations"]["runbook"] == f"docs/how-to/runbook.md#{name.lower()}"
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
-def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
-    sections = [line.removeprefix("## ") for line in RUNBOOK.read_text(encoding="utf-8").splitlines() if line.startswith("## ")]
+@pytest.mark.system
+def test_the_adapter_measures_the_model_that_has_most_to_do(tmp_path: Path) -> None:
+    rules = load(KUBERNETES / "prometheus-adapter.yaml")["rules"]
+    queries = [
+        rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'pod=~"a|b"')
+        for rule in [*rules["custom"], *rules["external"]]
+    ]
+    metrics = {
+        "api_model_active_requests": {"full": 40, "idle": 0, "other": 0},
+        "api_model_request_limit": {"full": 40, "idle": 200, "other": 8},
+        "api_inference_waiting_images": {"full": 30, "idle": 0, "other": 2},
+    }
+    series = [
+        {"series": f'{metric}{{pod="a", model="{model}"}}', "values": str(value)}
+        for metric, models in metrics.items()
+        for model, value in models.items()
+    ]
+    expected = [
+        {"expr": query, "eval_time": "0m", "exp_samples": [{"labels": labels, "value": value}]}
+        for query, labels, value in zip(queries, ('{pod="a"}', "{}"), (1, 32), strict=True)
+    ]
+    (tmp_path / "test.yml").write_bytes(msgspec.json.encode({"tests": [{"input_series": series, "promql_expr_test": expected}]}))
 
-    assert alert["labels"]["severity"] in {"page", "ticket"}
-    assert set(alert["annotations"]) == {"summary", "description", "runbook"}
-    assert alert["annotations"]["runbook"] == f"docs/how-to/runbook.md#{alert['alert'].lower()}"
-    assert alert["alert"] in sections
+    assert "SUCCESS" in promtool("test", "rules", "test.yml", folder=tmp_path)
 
 
 @pytest.mark.parametrize("file", [FOLDER / "recordings.yml", DASHBOARD], ids=lambda file: str(file.name))
 def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
-    patterns = set(re.findall(r'endpoint=~\\?"(.*?)\\?"', file.read_text(encoding="utf-8")))
+    (pattern,) = set(re.findall(r'endpoint=~\\?"(.*?)\\?"', file.read_text(encoding="utf-8")))
     targets = {target for _, target in PATHS}
     routes = {target.template for target in targets if isinstance(target.handler, ModelRoute) and target.handler.takes != "text"}
+    others = ("/metrics", "/models", "/v1/models", "/readyz", "/", "/nim/v1/health/live", "/ultralytics/v1/auth")
 
-    assert len(patterns) == 1
-    for pattern in patterns:
-        assert {route for route in routes if not re.fullmatch(pattern, route)} == set()
-        others = ("/metrics", "/models", "/v1/models", "/readyz", "/", "/nim/v1/health/live")
-        assert not any(re.fullmatch(pattern, route) for route in (*others, "/ultralytics/v1/auth"))
+    assert {route for route in routes if not re.fullmatch(pattern, route)} == set()
+    assert not any(re.fullmatch(pattern, route) for route in others)
 
 
 def test_variables_of_the_dashboard_are_used_and_defined() -> None:
     charts = [panel for panel in PANELS if panel.type != "row"]
-    text = DASHBOARD.read_text(encoding="utf-8")
-    sources = re.findall(r'"datasource": \{"type": "prometheus", "uid": "([^"]*)"\}', text)
+    sources = re.findall(r'"datasource": \{"type": "prometheus", "uid": "([^"]*)"\}', DASHBOARD.read_text(encoding="utf-8"))
     used = {name for panel in charts for target in panel.targets for name in re.findall(r"\$(\w+)", target.expr)}
 
     assert set(sources) == {"${datasource}"}

@@ -34,7 +34,3 @@ def triton_command(gpu: int, **changes: str) -> list[str]:
 
 def options_of(command: list[str]) -> dict[str, str]:
     return dict(word.removeprefix("--").split("=", 1) for word in command if "=" in word)
-
-
-def triton_options(gpu: int) -> dict[str, str]:
-    return options_of(triton_command(gpu))

@@ -1,4 +1,4 @@
-"""What the documentation says of errors and metrics, against those that there are."""
+"""What the documentation says of errors, metrics and clients, against those that there are."""
 
 import re
 
@@ -6,6 +6,8 @@ from prometheus_client.core import CounterMetricFamily
 
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
+from tests.callers import table as clients
+from tests.callers.client import pins
 from tests.support import ROOT
 from tests.test_errors import ERRORS
 
@@ -37,3 +39,8 @@ def test_the_runbook_names_metrics_that_exist(table: WorkerTable) -> None:
 
     assert names >= set(re.findall(r"`((?:api|nereid)_[a-z_]+)`", text)) != set()
     assert all(family.documentation.endswith(".") for family in families)
+
+
+def test_the_table_of_clients_has_the_pinned_versions() -> None:
+    """After a change: `./just clients --record`."""
+    assert pins().items() <= {(row.client, row.version) for row in clients.read()}

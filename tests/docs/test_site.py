@@ -28,19 +28,8 @@ PHONE = {"width": 420, "height": 800}
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     require_program("dot", "graphviz")
     folder = tmp_path_factory.mktemp("docs")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "--keep-going",
-        "-n",
-        "-q",
-        "-d",
-        f"{folder}/doctrees",
-        "docs",
-        f"{folder}/html",
-    ]
+    options = ["-W", "--keep-going", "-n", "-q", "-d", f"{folder}/doctrees"]
+    command = [sys.executable, "-m", "sphinx", *options, "docs", f"{folder}/html"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (built.returncode, built.stdout, built.stderr) == (0, "", "")
     return folder / "html"
@@ -53,8 +42,7 @@ def origin(site: Path) -> Iterator[str]:
             self.send_header("Content-Security-Policy", "default-src 'self' 'unsafe-inline' data:")
             super().end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
+        def log_message(self, *_: object) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(site))) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from app.doctor import database
-from app.doctor.finding import Finding, Severity
+from app.doctor.finding import Finding
 from app.settings.schema import Settings
-from tests.doctor.setups import assert_useful
+from tests.doctor.setups import FAILURE, OK, WARNING, assert_finding
 from tests.postgres import Server
 from tests.support import free_port
 
@@ -19,7 +19,7 @@ async def check(url: str) -> Finding:
 async def test_a_database_that_can_be_used(each_postgres: Server) -> None:
     settings = msgspec.structs.replace(each_postgres.settings, search="on")
     (found,) = await database.check(settings)
-    assert found.severity is Severity.OK
+    assert found.severity is OK
     assert f"PostgreSQL {each_postgres.program.version}." in found.message
     assert "with pgvector 0.8.5" in found.message
     await each_postgres.execute("DO $$ BEGIN ASSERT to_regclass('images') IS NULL; END $$", "nereid")
@@ -28,7 +28,7 @@ async def test_a_database_that_can_be_used(each_postgres: Server) -> None:
 
 async def test_a_database_that_is_away() -> None:
     found = await check(f"postgresql://nereid:secret@127.0.0.1:{free_port()}/nereid")
-    assert_useful(found, Severity.FAILURE, says=["127.0.0.1", "does not answer"], fix="NEREID_DATABASE_URL")
+    assert_finding(found, FAILURE, "127.0.0.1", "does not answer", "NEREID_DATABASE_URL")
     assert "secret" not in found.message
     assert "does not answer" in (await check("postgresql://nereid@/nereid?host=/nowhere")).message
 
@@ -38,7 +38,7 @@ async def test_a_user_who_cannot_be_a_tenant(postgres: Server) -> None:
     await postgres.execute("CREATE ROLE nobody_much LOGIN")
     found = await check(postgres.url("migrated").replace("nereid@", "nobody_much@"))
     await postgres.execute("DROP ROLE nobody_much")
-    assert_useful(found, Severity.FAILURE, says=["18", "cannot use it"], fix="GRANT nereid_search")
+    assert_finding(found, FAILURE, "18", "cannot use it", "GRANT nereid_search")
 
 
 async def test_outdated_postgresql_and_pgvector_are_named(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,4 +56,4 @@ async def test_a_pgvector_with_known_faults_is_a_warning(postgres: Server, versi
     async with postgres.fresh() as url:
         await postgres.pretend(url, version)
         found = await check(url)
-    assert_useful(found, Severity.WARNING, says=[f"pgvector {version}", says], fix="install pgvector 0.8.4")
+    assert_finding(found, WARNING, f"pgvector {version}", says, "install pgvector 0.8.4")

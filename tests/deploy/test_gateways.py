@@ -1,0 +1,171 @@
+"""Each shipped way to run a gateway, by one table: its settings fit each other, and it has the memory and time that they need."""
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+
+from app.host import cores, ports
+from app.settings.schema import Settings
+from app.triton.shared_memory import MAX_WORKER_BYTES
+from tests.deploy.compose import CPU, GPU, GPUS, INSTANCES, SERVICES, Service, mounts
+from tests.deploy.kubernetes import plain, volume
+from tests.deploy.needs import DEPLOY, IMAGE, load, nbytes, settings_of, upstream
+from tests.deploy.units import COMPOSE, NEREID, TRITON, environment, options_of, triton_command
+from tests.prometheus import CONFIG, uncommented
+
+WORKER_BYTES = 200 << 20
+"""Resident memory of a worker without its shared memory; 180 MiB is the most that was measured."""
+SUPERVISOR_SECONDS, EMBEDDED_TRITON_SECONDS, TRITON_SECONDS = 5, 10, 30
+"""How much longer than an instance `serve` waits, then for its Triton, and how long any Triton gives the requests in progress."""
+SWARM = load(DEPLOY / "stack.yaml")["services"]
+SETTINGS_OF_UNIT = (DEPLOY / "systemd" / "nereid.env").read_text(encoding="utf-8")
+
+
+class Gateway(NamedTuple):
+    settings: Settings
+    memory: float = math.inf
+    """Bytes that it may have, with what it writes of shared memory."""
+    shared: float = math.inf
+    """Bytes of shared memory that are there for it."""
+    cores: float = math.inf
+    stop: float = 0
+    """Seconds that it has to end."""
+    after: float = 0
+    """Seconds of them that others need who end after the instances."""
+
+
+def in_compose(service: Service, shared: float) -> Gateway:
+    limits = service["deploy"]["resources"]["limits"]
+    after = SUPERVISOR_SECONDS + EMBEDDED_TRITON_SECONDS if service["command"] == ["serve"] else 0
+    configured = settings_of(service["environment"])
+    return Gateway(configured, nbytes(limits["memory"]), shared, float(limits["cpus"]), seconds_of(service), after)
+
+
+def in_kubernetes(overlay: str, models: str) -> Gateway:
+    cluster = plain(overlay, models)
+    pod, resources, is_beside = cluster.pod(), cluster.api["resources"], overlay == "sidecar"
+    shared = nbytes(volume(pod, "shared-memory")["emptyDir"]["sizeLimit"]) if is_beside else 0
+    memory, processors = nbytes(resources["limits"]["memory"]), float(resources["requests"]["cpu"])
+    after = EMBEDDED_TRITON_SECONDS if is_beside else 0
+    return Gateway(cluster.settings, memory, shared, processors, pod["terminationGracePeriodSeconds"], after)
+
+
+def of_unit(*, has_triton: bool) -> Gateway:
+    """Return the unit with the settings that the shipped file proposes, or without."""
+    proposed = re.sub("^#(?=NEREID_)", "", SETTINGS_OF_UNIT, flags=re.MULTILINE) if has_triton else SETTINGS_OF_UNIT
+    configured = settings_of(environment(NEREID["Environment"][0]) | environment(proposed))
+    after = SUPERVISOR_SECONDS + EMBEDDED_TRITON_SECONDS
+    return Gateway(configured, stop=int(NEREID["TimeoutStopSec"][0]), after=after)
+
+
+def seconds_of(service: Service) -> int:
+    return int(service["stop_grace_period"].removesuffix("s"))
+
+
+GATEWAYS: dict[str, Callable[[], Gateway]] = {
+    "compose.cpu": partial(in_compose, CPU["nereid"], nbytes(CPU["nereid"]["shm_size"])),
+    "swarm": partial(in_compose, SWARM["api"], math.inf),
+    "unit": partial(of_unit, has_triton=False),
+    "unit with Triton": partial(of_unit, has_triton=True),
+    "pod with Triton": partial(in_kubernetes, "sidecar", "nfs"),
+    "pod": partial(in_kubernetes, "separate", "s3"),
+}
+for name, services in SERVICES.items():
+    if "shared-memory" in services:
+        size = nbytes(services["shared-memory"]["shm_size"]) / len(INSTANCES)
+        GATEWAYS |= {f"{name} {one}": partial(in_compose, services[one], size) for one in INSTANCES}
+
+
+@pytest.mark.parametrize("name", GATEWAYS)
+def test_gateway_has_the_memory_and_the_time_that_its_settings_need(name: str) -> None:
+    gateway = GATEWAYS[name]()
+    settings = gateway.settings
+    workers = max(1, settings.instances) * cores.workers(settings.workers, settings.instances)
+    budget = settings.memory_mb << 20 or gateway.memory // 8
+    shared = 0 if settings.transport == "inline" else workers * MAX_WORKER_BYTES
+
+    assert workers <= gateway.cores
+    assert shared <= gateway.shared
+    assert workers * WORKER_BYTES + 2 * (0 if gateway.memory == math.inf else budget) + shared <= gateway.memory
+    assert settings.drain_delay_seconds + settings.drain_seconds + gateway.after <= gateway.stop
+    assert settings.model == Settings().model
+    assert settings.socket or not ports.is_loopback(settings.host)
+
+
+def test_nginx_and_triton_outlast_the_requests_of_the_gateway() -> None:
+    slowest = Settings().body_seconds + Settings().max_timeout_seconds
+    containers = [seconds_of(GPU[name]) for name in ("nginx", "api-1", "triton")]
+    pod = plain("separate", "s3").pod("triton")
+    before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+    assert min(seconds_of(services["nginx"]) for services in (GPU, CPU, SWARM)) >= slowest
+    assert min(seconds_of(GPU["triton"]), seconds_of(SWARM["triton"]), int(TRITON["TimeoutStopSec"][0])) > TRITON_SECONDS
+    assert pod["terminationGracePeriodSeconds"] > before + TRITON_SECONDS
+    assert int(COMPOSE["TimeoutStopSec"][0]) > sum(containers)  # one after the other
+    assert TRITON["Before"] == ["nereid.service"]  # so it is stopped after Nereid
+
+
+def test_triton_and_gateway_share_memory_as_the_same_user() -> None:
+    """Others cannot open the files. An update of the gateway replaces neither Triton nor the owner of the memory."""
+    for services in (SERVICES["compose.yaml"], SERVICES["compose.gpus.yaml"], SERVICES["compose.models.yaml"]):
+        tritons = [service for service in services.values() if service["image"] == GPU["triton"]["image"]]
+        sharing = [*tritons, *(services[name] for name in INSTANCES)]
+        assert {(service["ipc"], service["user"]) for service in sharing} == {("service:shared-memory", "10001:10001")}
+        assert all("--allow-client-shm=true" in triton["command"] for triton in tritons)
+        assert not {services[name]["image"] for name in ("shared-memory", "owners", "triton")} & {IMAGE}
+    mount = {"type": "bind", "source": "/dev/shm", "target": "/dev/shm"}  # noqa: S108 - in containers
+    assert all(mount in SWARM[name]["volumes"] and SWARM[name]["user"] == "10001:10001" for name in ("api", "triton"))
+    assert SWARM["api"]["deploy"]["placement"] == SWARM["triton"]["deploy"]["placement"]
+    assert TRITON["User"] == NEREID["User"]
+    cluster, mounted = plain("sidecar", "nfs"), {"name": "shared-memory", "mountPath": "/dev/shm"}  # noqa: S108
+    assert all(mounted in container["volumeMounts"] for container in (cluster.api, cluster.triton))
+    assert ("--allow-client-shm=true" in cluster.triton["args"], cluster.settings.transport) == (True, "auto")
+
+
+def test_gateway_nginx_and_prometheus_have_the_addresses_of_each_other() -> None:
+    """And each of several Tritons has its own ports, engines and GPU."""
+    folder = DEPLOY / "prometheus"
+    jobs = {one: load(folder / f"prometheus.{one}.yml")["scrape_configs"] for one in ("compose", "swarm")}
+    api = [f"{name}:{settings_of(GPU[name]['environment']).port}" for name in INSTANCES]
+    tritons = [name for name, service in GPUS.items() if service["image"] == GPU["triton"]["image"]]
+    more = [target for path in sorted((folder / "tritons").glob("*.yml")) for target in load(path)]
+    scraped = [*jobs["compose"][1]["static_configs"], *more]
+    assert upstream("upstream.compose.conf") == jobs["compose"][0]["static_configs"][0]["targets"] == api
+    assert scraped == [{"targets": [f"{name}:8002"]} for name in tritons]
+    for name in INSTANCES:
+        configured = settings_of(GPUS[name]["environment"])
+        assert configured.triton_endpoints == ",".join(f"{triton}:8001" for triton in tritons)
+        assert configured.triton_metrics_url == ",".join(f"http://{triton}:8002/metrics" for triton in tritons)
+    assert [GPUS[name]["environment"]["CUDA_VISIBLE_DEVICES"] for name in tritons] == ["0", "1"]
+    assert len({mounts(GPUS[name])["/var/cache/nereid"] for name in tritons}) == len(tritons) == 2
+
+    found = {job["job_name"]: (job["dns_sd_configs"][0]["names"], job["dns_sd_configs"][0]["port"]) for job in jobs["swarm"]}
+    swarm = settings_of(SWARM["api"]["environment"])
+    assert found == {"nereid": (["tasks.api"], swarm.port), "triton": (["tasks.triton"], 8002)}
+    assert swarm.triton_endpoints == "dns:///tasks.triton:8001"
+    assert upstream("upstream.swarm.conf") == [f"tasks.api:{swarm.port}"]
+
+    unit, options = of_unit(has_triton=True).settings, [options_of(triton_command(gpu)) for gpu in range(4)]
+    endpoints, metrics = ([f"127.0.0.1:{each[f'{kind}-port']}" for each in options] for kind in ("grpc", "metrics"))
+    job = uncommented(CONFIG.read_bytes())["scrape_configs"][1]
+    assert len({each[f"{kind}-port"] for each in options for kind in ("http", "grpc", "metrics")}) == 12
+    assert (unit.triton_endpoints, unit.triton_metrics_url) == (endpoints[0], f"http://{metrics[0]}/metrics")
+    assert f"{','.join(endpoints[:2])} and {','.join(f'http://{each}/metrics' for each in metrics[:2])}" in SETTINGS_OF_UNIT
+    assert job["static_configs"] == [{"targets": metrics[:1]}]
+
+
+def test_nginx_opens_the_sockets_of_the_instances() -> None:
+    cpu, unit = (gateway().settings for gateway in (GATEWAYS["compose.cpu"], GATEWAYS["unit"]))
+
+    for settings in (cpu, unit):
+        sockets = [f"unix:{settings.socket_folder}/nereid-{number + 1}.sock" for number in range(settings.instances)]
+        assert upstream("upstream.conf") == sockets
+    assert all(f"sockets:{cpu.socket}" in CPU[name]["volumes"] for name in ("nereid", "nginx"))
+    assert int(cpu.socket_mode, 8) & 0o002
+    assert unit.socket == f"/run/{NEREID['RuntimeDirectory'][0]}"
+    assert int(NEREID["RuntimeDirectoryMode"][0], 8) & 0o010
+    assert int(unit.socket_mode, 8) & 0o020

@@ -1,0 +1,236 @@
+"""NGINX with the shipped files in front of an instance that does as it is told: errors, headers, origins, and large bodies."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socket import create_connection
+from struct import pack, unpack
+from threading import Event
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from bench.harness.ports import find_free
+from bench.harness.processes import running
+from tests.deploy.test_nginx import assert_problem, exchange, get
+from tests.fakes.http import serving
+from tests.faults.test_resources import NEEDS_MOUNTS
+from tests.nginx import SHIPPED, Proxy, prepare
+from tests.processes import wait_for
+
+pytestmark = [pytest.mark.system, NEEDS_MOUNTS]
+
+INSTANCES = 3
+ORIGIN = "https://app.example.org"
+DISK = 40 * 2**20
+BEGINNING = bytes(2**20)
+"""What is sent of a body, of which NGINX writes most to the disk."""
+IMAGE, SMALL = bytes(700_000), bytes(600_000)
+"""NGINX keeps up to 1.25 times `client_body_buffer_size` in memory: 655,360 bytes."""
+HEADERS, SETTINGS = 1, 4
+"""Kinds of frames of HTTP/2."""
+GET = b"\x82\x87\x84\x01\x06nereid"
+"""GET https://nereid/"""
+
+
+class Instance(BaseHTTPRequestHandler):
+    """An instance that is ready, and does with other requests what their path says."""
+
+    protocol_version = "HTTP/1.1"
+    seen: ClassVar[list[dict[str, str]]] = []
+    """Headers of each request with a body."""
+    is_over: ClassVar[Event]
+
+    def do_GET(self) -> None:
+        self.answer(200)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.seen.append({name.lower(): value for name, value in self.headers.items()})
+        if self.path == "/predict/hangs":
+            self.is_over.wait()
+        if self.path == "/predict/breaks":
+            self.close_connection = True
+        else:
+            self.answer(int(self.path.removeprefix("/predict/")) if self.path[-1].isdigit() else 200)
+
+    def answer(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def published() -> int:
+    """The port that the Compose files publish for this machine."""
+    return find_free(1)[0]
+
+
+@pytest.fixture
+def proxy(published: int, tmp_path: Path) -> Iterator[Proxy]:
+    """NGINX as in containers, with an origin in its map and a small disk, in front of three times the same instance."""
+    Instance.seen.clear()
+    Instance.is_over = Event()
+    changes = {"read_timeout 25s": "read_timeout 1s", "body_timeout 10s": "body_timeout 60s", f'# "{ORIGIN}"': f'"{ORIGIN}"'}
+    with serving(Instance) as url:
+        made = prepare([urlsplit(url).netloc] * INSTANCES, tmp_path, changes)
+        port = made.local_url.rpartition(":")[2]
+        text = (SHIPPED / "local.compose.conf").read_text(encoding="utf-8")
+        text = text.replace("listen 4604", f"listen 127.0.0.1:{published}").replace("127.0.0.1:4603", f"127.0.0.1:{port}")
+        with (tmp_path / "upstream.conf").open("a", encoding="utf-8") as file:
+            file.write(text)
+        (body := tmp_path / "body").mkdir()
+        mount = f'mount -t tmpfs -o size={DISK} tmpfs {body} && exec "$@"'
+        with running(
+            ["unshare", "--mount", "sh", "-c", mount, "sh", *made.command], {}, int(port), "/readyz", tmp_path / "nginx.log"
+        ):
+            yield made
+        Instance.is_over.set()
+
+
+def post(proxy: Proxy, path: str, *headers: str) -> tuple[int, dict[str, str], bytes]:
+    return exchange(proxy, "\r\n".join([get(path, "POST"), "Content-Length: 1", *headers]), b"x")
+
+
+def test_each_instance_is_asked_once_until_one_answers(proxy: Proxy) -> None:
+    """If all break, clients may try again: it is not 502, which is the gateway's answer for a model that does not work."""
+    answer = post(proxy, "/predict/breaks")
+
+    assert_problem(answer, 503, "gateway_unavailable")
+    assert answer[1]["retry-after"] == "1"
+    assert len(Instance.seen) == INSTANCES
+    assert_problem(post(proxy, "/predict/hangs"), 504, "gateway_timeout")  # the gateway itself keeps its deadlines
+
+
+def test_errors_of_the_gateway_are_passed_on_as_they_are(proxy: Proxy) -> None:
+    """No other instance is asked: under overload that would make more of it."""
+    for number, status in enumerate((400, 404, 413, 429, 500, 502, 503, 504), 1):
+        assert post(proxy, f"/predict/{status}")[::2] == (status, b"")
+        assert len(Instance.seen) == number
+
+
+def test_gateway_is_told_who_asks_by_nginx_alone(proxy: Proxy) -> None:
+    lies = ["X-Real-IP: 192.0.2.1", "X-Forwarded-For: 192.0.2.2", "X-Forwarded-Proto: http", "Forwarded: for=192.0.2.3"]
+    post(proxy, "/predict/200", *lies, "X-Request-ID: mine", "Authorization: Bearer camera-1.secret")
+    (headers,) = Instance.seen
+
+    assert "192.0.2" not in str(headers)
+    assert headers["x-real-ip"] == headers["x-forwarded-for"] == "127.0.0.1"
+    assert headers["x-forwarded-proto"] == "https"
+    assert (headers["x-request-id"], headers["authorization"]) == ("mine", "Bearer camera-1.secret")
+
+
+def test_pages_of_listed_origins_and_the_published_port_get_what_is_theirs(proxy: Proxy, published: int) -> None:
+    transport = httpx.HTTPTransport(verify=proxy.trust, local_address="127.0.0.9")
+    with httpx.Client(transport=transport, base_url=proxy.url) as client:
+        listed, other = (client.get("/no/such/path", headers={"Origin": origin}) for origin in (ORIGIN, "https://example.org"))
+        changes = {method: client.request(method, "/models/tiny").status_code for method in ("GET", "OPTIONS", "POST", "DELETE")}
+
+    assert listed.headers["access-control-allow-origin"] == ORIGIN
+    assert listed.headers["access-control-expose-headers"] == "Retry-After, X-Request-ID"
+    assert "access-control-allow-origin" not in other.headers
+    assert changes == {
+        "GET": 200,
+        "OPTIONS": 501,
+        "POST": 403,
+        "DELETE": 403,
+    }  # the last two are for this machine; the instance has no OPTIONS
+    assert httpx.get(f"http://127.0.0.1:{published}/metrics").status_code == 200
+
+
+def head(length: str, path: str = "/detect") -> bytes:
+    return f"{get(path, 'POST')}\r\nExpect: 100-continue\r\n{length}\r\n\r\n".encode()
+
+
+@contextmanager
+def uploads(proxy: Proxy, address: str, count: int, request: bytes, beginning: bytes = BEGINNING) -> Iterator[int]:
+    """Send the beginnings of so many bodies without a key from one address, and wait; yields how many NGINX has accepted."""
+    with ExitStack() as stack:
+        accepted = 0
+        for _ in range(count):
+            bare = create_connection(("127.0.0.1", urlsplit(proxy.url).port), timeout=30, source_address=(address, 0))
+            connection = stack.enter_context(proxy.trust.wrap_socket(bare, server_hostname="localhost"))
+            connection.sendall(request)
+            status = connection.recv(12)[-3:]
+            assert status in {b"100", b"429"}
+            if status == b"100":
+                connection.sendall(beginning)
+                accepted += 1
+        yield accepted
+
+
+def send(proxy: Proxy, body: bytes, address: str = "127.0.0.99") -> httpx.Response:
+    transport = httpx.HTTPTransport(verify=proxy.trust, local_address=address)
+    with httpx.Client(transport=transport, base_url=proxy.url, timeout=60) as client:
+        return client.post("/detect", content=body)
+
+
+@pytest.mark.parametrize("path", ["/detect/batch", "/deepstack/v1/vision/detection", "/livez"])
+def test_address_may_send_eight_large_bodies_at_once(proxy: Proxy, path: str) -> None:
+    """Without the limit, large bodies would fill the disk."""
+    with uploads(proxy, "127.0.0.40", 20, head("Content-Length: 50000000", path)) as accepted:
+        assert accepted == 8
+        assert send(proxy, IMAGE, "127.0.0.40").status_code == 200
+
+
+def test_address_may_have_a_hundred_requests_in_progress(proxy: Proxy) -> None:
+    with uploads(proxy, "127.0.0.30", 105, head("Content-Length: 100000"), BEGINNING[:9]) as accepted:
+        assert accepted == 100
+        assert send(proxy, SMALL, "127.0.0.30").status_code == 429
+        assert send(proxy, SMALL, "127.0.0.31").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("length", "beginning"), [("Content-Length: 10000000", BEGINNING), ("Transfer-Encoding: chunked", b"100000\r\n" + BEGINNING)]
+)
+def test_unfinished_bodies_do_not_keep_other_addresses_out(proxy: Proxy, length: str, beginning: bytes) -> None:
+    """A limit for all of them together could be exhausted without sending anything."""
+    with ExitStack() as stack:
+        begun = [uploads(proxy, f"127.0.0.{last}", 10, head(length), beginning[:9]) for last in range(41, 47)]
+        assert [stack.enter_context(each) for each in begun] == [8] * 6
+        assert [send(proxy, body).status_code for body in (IMAGE, SMALL, bytes(10_000_000))] == [200] * 3
+
+
+def frame(kind: int, stream: int, content: bytes = b"") -> bytes:
+    """Encode a frame of HTTP/2, after which the stream goes on."""
+    return pack(">IBBI", len(content), kind, 4 if kind == HEADERS else 0, stream)[1:] + content
+
+
+def test_in_http_2_a_get_may_have_a_body_too(proxy: Proxy) -> None:
+    """Without a length; 32 are enough for the requests of a browser, which have none."""
+    proxy.trust.set_alpn_protocols(["h2"])
+    bare = create_connection(("127.0.0.1", urlsplit(proxy.url).port), timeout=30)
+    refused: set[int] = set()
+    with proxy.trust.wrap_socket(bare, server_hostname="localhost") as connection, connection.makefile("rb") as received:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0))
+        for number in range(40):
+            connection.sendall(frame(HEADERS, 2 * number + 1, GET))
+        while len(refused) < 8:
+            length, kind, _, stream = unpack(">IBBI", b"\0" + received.read(9))
+            received.read(length)
+            if kind == HEADERS:
+                refused.add(stream)
+
+    assert refused == set(range(65, 80, 2))
+
+
+def test_full_disk_is_not_an_error_of_the_gateway(proxy: Proxy) -> None:
+    answers: list[httpx.Response] = []
+
+    def is_served() -> bool:
+        answers.append(send(proxy, IMAGE))
+        return answers[-1].status_code == 200
+
+    with uploads(proxy, "127.0.0.40", 90, head("Content-Length: 9000000"), BEGINNING[:600_000]):  # of each, 512 KiB are written
+        wait_for(lambda: not is_served())
+        assert send(proxy, SMALL).status_code == 200
+    answer = answers[-1]
+    wait_for(is_served)
+
+    assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "gateway_unavailable", "1")
+    assert "no room for the body" in answer.json()["detail"]
