@@ -9,18 +9,7 @@ import psutil
 
 from app.settings import environment
 from bench.experiments.options import Commands, add_shared, count, describe, positive
-from bench.experiments.progress import with_bar
-from bench.experiments.search import find_best
-from bench.experiments.service import (
-    WARM_UP_CLIENTS,
-    WARM_UP_SECONDS,
-    Plan,
-    add_service,
-    check_warm_up,
-    one_line,
-    reach,
-    with_route,
-)
+from bench.experiments.service import Plan, add_service, check_warm_up, one_line, reach, with_route
 from bench.harness.meters import Meters, children, listeners
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import Progress, run
@@ -29,16 +18,24 @@ from bench.load.open_loop import CONNECTIONS, drive_open_loop
 from bench.load.outcome import Outcome
 from bench.report.machine import describe_machine
 from bench.report.measurements import UNKNOWN_MODEL, Run
+from bench.report.progress import say, watch
 from bench.report.records import make_record, save_record
 from bench.report.text import overview, places, sheet
 
 QUICK_CLIENTS, QUICK_SECONDS = 16, 30.0
+WARM_UP_CLIENTS, WARM_UP_SECONDS = 4, 1.0
+"""Load before the first measurement: the first requests after a start are slower."""
 SWEEP = (1, 10, 50, 100, 256)
 """Numbers of clients that `sweep` measures."""
 MAX_CLIENTS = 256
 """Maximum number of clients in `sustained`."""
 MAX_TRIES = 13
 """Maximum number of runs in `sustained`: doubled from 1 to 256, and two refinements of two."""
+WORTH = 0.02
+"""Relative gain in throughput for which `sustained` prefers more clients."""
+
+_MAX_FALLS = 2
+_REFINEMENTS = 2
 
 
 class Session:
@@ -79,7 +76,7 @@ class Session:
         options = self.options
         if options.json:
             settings = describe(options) | {"images": str(len(self._samples))}
-            save_record(options.json, make_record(settings, self.runs, server=self._service.server))
+            save_record(options.json, make_record(settings, self.runs, self._service.server))
             print(f"\nwritten: {options.json}")
         return int(any(one.outcome.statuses.get("wrong") or (one.outcome.failed and not is_search) for one in self.runs))
 
@@ -106,7 +103,8 @@ class Session:
             self._model = outcome.model or self._model
         meters = Meters(self._find_processes, self._tritons, self._model)
         label = f"{clients} clients" if clients else f"{rate:g}/s"
-        measured = meters.read(with_bar(f"{self.options.name}, {label}", seconds, drive))
+        measured = meters.read(drive(watch(f"{self.options.name}, {label}", seconds)))
+        say()
         self._model = measured.outcome.model or self._model
         note = measured.triton_note or ("" if measured.triton else self._missing())
         self.runs.append(
@@ -167,12 +165,49 @@ def sustained(session: Session) -> int:
         return not tried[clients].outcome.failed and tried[clients].outcome.percentile(99) <= limit
 
     best = find_best(holds, lambda clients: tried[clients].outcome.rate, MAX_CLIENTS)
-    print(overview(run for _, run in sorted(tried.items())))
+    print(overview([run for _, run in sorted(tried.items())]))
     if best is None:
         print(f"\np99 is above {limit:g} ms, or requests fail, even with the fewest clients")
     else:
         print(f"\nbest within p99 <= {limit:g} ms: {best} clients\n\n{sheet(tried[best])}")
     return session.finish(is_search=True)
+
+
+def find_best(holds: Callable[[int], bool], rate: Callable[[int], float], max_clients: int) -> int | None:
+    """Double the clients until the latency limit breaks or throughput falls twice; then search between the best's neighbours.
+
+    Args:
+        holds: Measures with this number of clients, and returns whether the latency limit holds. Called once per number.
+        rate: Returns the measured throughput.
+        max_clients: Maximum number of clients.
+
+    Returns:
+        The smallest number of clients with the best throughput; None if the limit does not hold with one client.
+    """
+    good: list[int] = []
+    tried: list[int] = []
+
+    def best() -> int:
+        highest = max(map(rate, good))
+        return min(clients for clients in good if rate(clients) * (1 + WORTH) >= highest)
+
+    clients, falls = 1, 0
+    while clients <= max_clients and falls < _MAX_FALLS:
+        tried.append(clients)
+        if not holds(clients):
+            break
+        falls = falls + 1 if good and rate(clients) <= rate(best()) * (1 + WORTH) else 0
+        good.append(clients)
+        clients *= 2
+    for _ in range(_REFINEMENTS if good else 0):
+        around = sorted(tried)
+        place = around.index(best())
+        neighbours = around[max(0, place - 1) : place] + around[place + 1 : place + 2]
+        for between in sorted({(best() + neighbour) // 2 for neighbour in neighbours} - set(tried)):
+            tried.append(between)
+            if holds(between):
+                good.append(between)
+    return best() if good else None
 
 
 def add_to(commands: Commands) -> None:

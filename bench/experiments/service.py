@@ -17,12 +17,10 @@ from bench.load.target import Target, is_loopback, parse_target
 from bench.report.machine import Server, describe_server
 from bench.report.text import responses
 
-WARM_UP_CLIENTS, WARM_UP_SECONDS = 4, 1.0
-"""Load before the first measurement: the first requests after a start are slower."""
 MAX_CONNECTIONS, MAX_RATE, MAX_SECONDS, MAX_REQUESTS = 256, 1000.0, 600.0, 100_000
 """The most that another host gets from one command: connections, requests per second, seconds and requests."""
 
-_WARM_UP_REQUESTS = 100
+_WARM_UP_REQUESTS, _WARM_UP_SECONDS = 100, 1.0
 _REFUSALS = {"400", "401", "403", "404", "405", "413", "415", "422"}
 """Statuses of requests that will not succeed later, either."""
 _LIMITS = (
@@ -175,4 +173,4 @@ def _ask(target: Target, address: str, plan: Plan, requests: int) -> None:
 
 
 def _seconds(plan: Plan) -> float:
-    return plan.runs * plan.seconds + WARM_UP_SECONDS
+    return plan.runs * plan.seconds + _WARM_UP_SECONDS

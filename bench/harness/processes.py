@@ -4,8 +4,10 @@ import os
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,6 +80,11 @@ def running(  # noqa: PLR0913, PLR0917 - the parts of a server
         yield Running(url, psutil.Process(child.pid))
     finally:
         end_group(child, _STOP_SECONDS)
+
+
+def processes(count: int) -> ProcessPoolExecutor:
+    """Return a pool of new processes, which do not share this one's memory, and end with it."""
+    return ProcessPoolExecutor(count, get_context("spawn"), initializer=die_with_parent, initargs=(os.getpid(),))
 
 
 def wait_for_answer(

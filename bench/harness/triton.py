@@ -16,7 +16,7 @@ from app.settings.schema import PREFIX, Settings
 from app.triton.repository import loadable_models
 from bench.harness.errors import ContestantError
 from bench.harness.meters import children
-from bench.models.repository import write_models
+from bench.models.repository import copy_model, write_variants
 
 
 class Triton(NamedTuple):
@@ -119,19 +119,18 @@ def pulled(name: str) -> Path | None:
 
 
 @contextmanager
-def fixture_triton(names: Collection[str] = ()) -> Iterator[Triton]:
-    """Run an embedded Triton with the fixtures of `bench.models` and pulled models; `yolo11n` for UINT8 and for FP32 input.
+def fixture_triton(names: Collection[str]) -> Iterator[Triton]:
+    """Run an embedded Triton with fixtures of `bench.models`, pulled models, and their variants for FP32 input and for files.
 
     Raises:
         ContestantError: A model has not been pulled, or the model repository cannot be read.
         CommandError: As for `embedded_triton`.
     """
-    models = []
-    for name in names:
-        if (model := pulled(name)) is None:
-            raise ContestantError(f"{name} has not been pulled; run: ./just pull {name}")
-        models.append(model)
     with TemporaryDirectory(prefix="nereid-bench-") as folder:
-        write_models(Path(folder), models)
-        with embedded_triton(Path(folder), "null") as triton:
+        for name in names:
+            if not write_variants(name, Path(folder)):
+                if (model := pulled(name)) is None:
+                    raise ContestantError(f"{name} has not been pulled; run: ./just pull {name}")
+                copy_model(model, Path(folder))
+        with embedded_triton(Path(folder), next(iter(names))) as triton:
             yield triton

@@ -43,34 +43,36 @@ async def drive_closed_loop(  # noqa: PLR0913 - the parts of a load
         ValueError: As for `Driver`.
         OSError: The server does not accept connections.
     """
-    loop = PoliteLoop if is_polite else ClosedLoop
-    return await loop(url, samples, clients, seconds, patience, requests).measure(progress)
+    loop = ClosedLoop(url, samples, clients, seconds, patience)
+    loop.is_polite = is_polite
+    if requests is not None:
+        loop.limit = requests
+    return await loop.measure(progress)
 
 
 class ClosedLoop(Driver):
     """The clients of one run."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - as above
-        self,
-        url: str | Target,
-        samples: Sequence[Sample],
-        clients: int,
-        seconds: float,
-        patience: float,
-        requests: int | None,
-    ) -> None:
-        super().__init__(url, samples, clients, seconds, patience)
-        self._limit = sys.maxsize if requests is None else requests
+    is_polite = False
+    limit = sys.maxsize
+    """Maximum number of requests."""
 
     def begin(self) -> None:
         """Make every client send its first request."""
         for connection in list(self.connections):
-            self.free(connection)
+            self.resume(connection)
 
     def free(self, connection: Connection) -> None:
-        """Send the next request, unless the run is over."""
+        """Send the next request, at once or after the pause."""
+        if pause := self.pause_after(connection):
+            asyncio.get_running_loop().call_later(pause, self.resume, connection)
+        else:
+            self.resume(connection)
+
+    def resume(self, connection: Connection) -> None:
+        """Send the next request, unless the run is over, or the connection was lost meanwhile and replaced by another one."""
         now = perf_counter()
-        if self._may_send(now):
+        if connection in self.connections and self._may_send(now):
             self.issued += 1
             self.send(connection, self.issued - 1, now)
 
@@ -84,25 +86,9 @@ class ClosedLoop(Driver):
             self.issued += 1
             self.tally.refused()
 
-    def _may_send(self, now: float) -> bool:
-        return self.issued < self._limit and now - self.started < self.seconds
-
-
-class PoliteLoop(ClosedLoop):
-    """Clients that wait for the time in Retry-After."""
-
     def pause_after(self, connection: Connection) -> float:
         """Return the time in Retry-After, if any, and up to a tenth more."""
-        return connection.retry_after * uniform(1, 1 + _JITTER)  # noqa: S311 - not a secret
+        return connection.retry_after * uniform(1, 1 + _JITTER) if self.is_polite else 0.0  # noqa: S311 - not a secret
 
-    def free(self, connection: Connection) -> None:
-        """Send the next request, at once or after the pause."""
-        if pause := self.pause_after(connection):
-            asyncio.get_running_loop().call_later(pause, self.resume, connection)
-        else:
-            super().free(connection)
-
-    def resume(self, connection: Connection) -> None:
-        """Send the next request, unless the connection was lost meanwhile and replaced by another one."""
-        if connection in self.connections:
-            super().free(connection)
+    def _may_send(self, now: float) -> bool:
+        return self.issued < self.limit and now - self.started < self.seconds

@@ -106,11 +106,13 @@ class Connection(asyncio.Protocol):
 
 
 def encode_request(target: Target, body: bytes) -> bytes:
-    """Build a POST request with an image or a form."""
+    """Build a POST request with an image, a form or JSON."""
     content_type = "image/jpeg" if body.startswith(b"\xff\xd8") else "application/octet-stream"
     if body.startswith(b"--"):
         boundary = body[2 : body.index(b"\r")].decode("ascii")
         content_type = f"multipart/form-data; boundary={boundary}"
+    elif body.startswith(b"{"):
+        content_type = "application/json"
     head = (
         f"POST {target.path} HTTP/1.1\r\nHost: {target.authority}\r\n"
         f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"

@@ -5,6 +5,7 @@ prebuilt, and only status, length and Server-Timing of a response are parsed, ex
 """
 
 import asyncio
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
@@ -25,19 +26,29 @@ BUSY_SHARE = 0.8
 """Share of a core above which the load driver may limit the throughput."""
 
 _RECONNECT_SECONDS = 0.05
-_TICK_SECONDS = 0.05
 
 Progress = Callable[[float, int], None]
 """Called with the seconds since the start and the number of ended requests."""
 
 
 def run(load: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Run a load to its end on uvloop, the event loop with the least CPU time."""
-    return uvloop.run(load)
+    """Run a load to its end on uvloop, the event loop with the least CPU time; warn if the driver was busy."""
+    outcome = uvloop.run(load)
+    if outcome.driver_cpu > BUSY_SHARE:
+        share = f"{outcome.driver_cpu:.0%} of a core"
+        print(f"warning: the load driver used {share}; the server may be faster than this shows", file=sys.stderr)
+    return outcome
 
 
 class Driver(ABC):
     """One run: its parameters and results so far. A subclass decides when to send."""
+
+    times_abandoned = True
+    """Whether the latency includes requests without a response, after the whole patience."""
+    counts_unfinished = True
+    """Whether requests in progress at the end are errors."""
+    tick_seconds = 0.05
+    """Time between two looks at whether the run is over."""
 
     def __init__(self, url: str | Target, samples: Sequence[Sample], width: int, seconds: float, patience: float) -> None:
         """Prepare to send `samples` in turn over `width` connections for `seconds`.
@@ -45,20 +56,20 @@ class Driver(ABC):
         Raises:
             ValueError: A URL is not on this machine, or there are no samples or no connections.
         """
-        self._target = url if isinstance(url, Target) else local_target(url)
+        self.target = url if isinstance(url, Target) else local_target(url)
         if not samples or width < 1:
             raise ValueError("there is nothing to send, or no connection to send it over")
         self.seconds = seconds
         self.connections: set[Connection] = set()
         self.issued = 0
         """Number of requests that are sent or due."""
-        self.tally = Tally([sample.expected for sample in samples], patience, seconds)
+        self.tally = Tally([sample.expected for sample in samples], patience if self.times_abandoned else math.inf, seconds)
         self.started = 0.0
         self.is_over = False
-        self._messages = [encode_request(self._target, sample.body) for sample in samples]
+        self.messages = [encode_request(self.target, sample.body) for sample in samples]
         self._width = width
         self._patience = patience
-        self._reconnecting: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
     def begin(self) -> None:
@@ -82,8 +93,12 @@ class Driver(ABC):
     def abandon_unsent(self) -> None:  # noqa: B027 - only a load with a schedule has any
         """Count the requests that were due, but never sent."""
 
-    async def measure(self, progress: Progress | None) -> Outcome:
-        """Run the load."""
+    async def measure(self, progress: Progress | None = None) -> Outcome:
+        """Run the load.
+
+        Raises:
+            OSError: The server does not accept connections.
+        """
         try:
             await self._connect_all()
             cpu, self.started = thread_time(), perf_counter()
@@ -96,20 +111,18 @@ class Driver(ABC):
                     break
                 if progress:
                     progress(now - self.started, self.tally.ended)
-                await asyncio.sleep(_TICK_SECONDS)
+                await asyncio.sleep(self.tick_seconds)
             elapsed = perf_counter() - self.started
             cpu = (thread_time() - cpu) / elapsed
         finally:
             await self._close()
         if progress:
             progress(elapsed, self.tally.ended)
-        if cpu > BUSY_SHARE:
-            print(f"warning: the load driver used {cpu:.0%} of a core; the server may be faster than this shows", file=sys.stderr)
         return self.tally.outcome(cpu)
 
     def send(self, connection: Connection, number: int, since: float) -> None:
         """Send a request; its latency began at `since`."""
-        connection.send(self._messages[number % len(self._messages)], number, since)
+        connection.send(self.messages[number % len(self.messages)], number, since)
 
     def opened(self, connection: Connection) -> None:
         """Handle a new connection."""
@@ -126,15 +139,21 @@ class Driver(ABC):
             return
         if number is not None:
             self.tally.gave_up(since)
-        task = asyncio.ensure_future(self._reconnect(_RECONNECT_SECONDS if number is not None else self.pause_after(connection)))
-        self._reconnecting.add(task)
-        task.add_done_callback(self._reconnecting.discard)
+        self.spawn(self._reconnect(_RECONNECT_SECONDS if number is not None else self.pause_after(connection)))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something until the load ends."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def connect(self) -> Connection:
         """Open a connection."""
-        loop = asyncio.get_running_loop()
-        host, port, tls, name = self._target.host, self._target.port, self._target.tls, self._target.name
-        _, connection = await loop.create_connection(lambda: Connection(self), host, port, ssl=tls, server_hostname=name)
+        loop, target = asyncio.get_running_loop(), self.target
+        local = (target.source, 0) if target.source else None
+        _, connection = await loop.create_connection(
+            lambda: Connection(self), target.host, target.port, ssl=target.tls, server_hostname=target.name, local_addr=local
+        )
         return connection
 
     async def _connect_all(self) -> None:
@@ -160,10 +179,10 @@ class Driver(ABC):
         self.is_over = True
         for connection in list(self.connections):
             connection.transport.abort()
-            if connection.number is not None:
+            if connection.number is not None and self.counts_unfinished:
                 self.tally.gave_up(connection.since)
         self.abandon_unsent()
-        for task in list(self._reconnecting):
+        for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._reconnecting, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0)  # transports close in the next iteration of the event loop

@@ -35,8 +35,8 @@ class Sample(NamedTuple):
     name: str
     body: bytes
     """The encoded image."""
-    expected: frozenset[str]
-    """Class names that must be among the detections; if empty, any well-formed response is correct."""
+    expected: frozenset[str] | None
+    """Class names that must be among the detections; if empty, any well-formed response is correct; if None, any response."""
 
 
 @cache
@@ -68,7 +68,9 @@ def unlabelled_samples(folder: Path | None = None) -> list[Sample]:
 def classifier_samples(folder: Path | None = None) -> list[Sample]:
     """Return COCO-sized images with the classes that a classifier of ImageNet must find in them."""
     found = coco_samples(folder)
-    return [each._replace(expected=frozenset(_IMAGENET[name] for name in each.expected & {*_IMAGENET})) for each in found]
+    return [
+        each._replace(expected=frozenset(_IMAGENET[name] for name in {*_IMAGENET} & (each.expected or set()))) for each in found
+    ]
 
 
 def large_sample() -> Sample:

@@ -41,8 +41,6 @@ class OpenLoop(Driver):
         self, url: str | Target, samples: Sequence[Sample], connections: int, seconds: float, patience: float, rate: float
     ) -> None:
         super().__init__(url, samples, connections, seconds, patience)
-        if rate <= 0:
-            raise ValueError("the rate must be above zero")
         self._rate = rate
         self._total = max(1, round(rate * seconds))
         self.idle: dict[Connection, None] = {}
@@ -76,6 +74,14 @@ class OpenLoop(Driver):
         for number in [*self._waiting, *range(self.issued, self._total)]:
             self.tally.gave_up(self._due(number))
 
+    def no_connection_free(self, number: int) -> None:
+        """Queue a due request until a connection is free."""
+        self._waiting.append(number)
+
+    def send_scheduled(self, connection: Connection, number: int) -> None:
+        """Send a request; its latency began when it was due."""
+        self.send(connection, number, self._due(number))
+
     def _send_due(self) -> None:
         """Send all due requests; schedule the next call."""
         if self.is_over:
@@ -90,14 +96,6 @@ class OpenLoop(Driver):
             self.issued += 1
         if self.issued < self._total:
             asyncio.get_running_loop().call_later(self._due(self.issued) - now, self._send_due)
-
-    def no_connection_free(self, number: int) -> None:
-        """Queue a due request until a connection is free."""
-        self._waiting.append(number)
-
-    def send_scheduled(self, connection: Connection, number: int) -> None:
-        """Send a request; its latency began when it was due."""
-        self.send(connection, number, self._due(number))
 
     def _due(self, number: int) -> float:
         return self.started + number / self._rate

@@ -23,6 +23,8 @@ class Target(NamedTuple):
     """None for plain HTTP."""
     name: str | None = None
     """Name in the certificate, with TLS."""
+    source: str = ""
+    """Address of this machine to connect from; empty for any."""
 
 
 def local_target(url: str) -> Target:

@@ -1,7 +1,7 @@
 """Model repositories for measurements."""
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -35,14 +35,25 @@ parameters { key: "wait_milliseconds" value { string_value: "%g" } }
 """
 
 
-def write_models(repository: Path, pulled: Iterable[Path] = ()) -> None:
-    """Write the fixtures and copies of pulled models into a repository; of `yolo11n` also a variant that takes FP32 planes."""
+def write_models(repository: Path) -> None:
+    """Write all fixtures into a model repository."""
     for config in sorted(_FOLDER.glob("*/config.pbtxt")):
         write_fixture(config.parent.name, repository)
-    for model in pulled:
-        shutil.copytree(model, repository / model.name)
-        if model.name == YOLO:
-            _write_fp32_variant(repository)
+
+
+def write_variants(name: str, repository: Path) -> bool:
+    """Write a fixture and its variants for FP32 input and for files, as far as they exist; return False if there is none."""
+    found = [one for one in (name, f"{name}_fp32", f"{name}_file") if (_FOLDER / one / "config.pbtxt").is_file()]
+    for one in found:
+        write_fixture(one, repository)
+    return bool(found)
+
+
+def copy_model(model: Path, repository: Path) -> None:
+    """Copy a pulled model into another repository; of `yolo11n` also write a variant that takes FP32 planes."""
+    shutil.copytree(model, repository / model.name)
+    if model.name == YOLO:
+        _write_fp32_variant(repository)
 
 
 def write_fixture(name: str, repository: Path) -> None:

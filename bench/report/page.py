@@ -7,9 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from bench.report.charts import draw_bars, draw_curves
-from bench.report.contest_text import contest_text
 from bench.report.measurements import Run
-from bench.report.overload_text import overload_text
 from bench.report.records import Record
 from bench.report.text import overview
 
@@ -19,8 +17,8 @@ _PERCENTILES = {"0": 0.0, "50": 50.0, "90": 90.0, "99": 99.0, "99.9": 99.9, "99.
 
 def page(records: Sequence[tuple[str, Record]]) -> str:
     """Draw the page of several records, given with file names: what each says, and the runs of all by experiment."""
-    sections = [_section(name, _about(record), *map(_preformatted, _texts(record))) for name, record in records]
-    runs = sorted(((file, run) for file, record in records for run in record.all_runs), key=lambda pair: pair[1].mode)
+    sections = [_section(name, _about(record), *_texts(record)) for name, record in records]
+    runs = sorted(((file, run) for file, record in records for run in record.runs), key=lambda pair: pair[1].mode)
     sections += [_section(mode, *_charts(_name(list(group)))) for mode, group in groupby(runs, key=lambda pair: pair[1].mode)]
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Nereid: bench</title>'
     style = f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>"
@@ -30,10 +28,6 @@ def page(records: Sequence[tuple[str, Record]]) -> str:
 
 def _section(title: str, *parts: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>\n"
-
-
-def _preformatted(text: str) -> str:
-    return f"<pre>{escape(text)}</pre>"
 
 
 def _about(record: Record) -> str:
@@ -46,12 +40,8 @@ def _about(record: Record) -> str:
 
 def _texts(record: Record) -> Iterator[str]:
     """Describe a record as on the terminal."""
-    if runs := [run for run in record.runs if not run.overload]:
-        yield overview(runs)
-    overloads = sorted((run for run in record.runs if run.overload), key=lambda run: run.model)
-    for model, group in groupby(overloads, key=lambda run: run.model):
-        yield f"{model}\n{overload_text(list(group))}"
-    yield from map(contest_text, record.contests)
+    for mode, group in groupby(record.runs, key=lambda run: run.mode):
+        yield f"<h3>{escape(mode)}</h3><pre>{escape(overview(list(group)))}</pre>"
 
 
 def _name(runs: Sequence[tuple[str, Run]]) -> dict[str, tuple[str, Run]]:

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from bench.report.contests import Contest
 from bench.report.machine import Machine, Server, describe_machine, package_versions, read_commit
 from bench.report.measurements import Run
+
+
+class RecordError(Exception):
+    """A file is no record; the message is one line for the user."""
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -21,23 +24,11 @@ class Record(msgspec.Struct, kw_only=True):
     settings: dict[str, str]
     """The options of the command line."""
     runs: list[Run]
-    contests: list[Contest]
     server: Server | None = None
     """None if the bench started the servers itself, on this machine."""
 
-    @property
-    def all_runs(self) -> list[Run]:
-        """All runs, including one per contestant of a contest."""
-        contests = (run for contest in self.contests for run in contest.runs())
-        return [*self.runs, *contests]
 
-
-def make_record(
-    settings: Mapping[str, str],
-    runs: Sequence[Run] = (),
-    contests: Sequence[Contest] = (),
-    server: Server | None = None,
-) -> Record:
+def make_record(settings: Mapping[str, str], runs: Sequence[Run], server: Server | None = None) -> Record:
     """Make a record of measurements, with this machine and the versions."""
     return Record(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -46,7 +37,6 @@ def make_record(
         versions=package_versions(),
         settings=dict(settings),
         runs=list(runs),
-        contests=list(contests),
         server=server,
     )
 
@@ -60,11 +50,11 @@ def load_record(path: Path) -> Record:
     """Read a record.
 
     Raises:
-        ValueError: The file cannot be read, or is not a record of this version of the bench.
+        RecordError: The file cannot be read, or is not a record of this version of the bench.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Record)
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from error
+        raise RecordError(f"{path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a record of this bench: {error}") from error
+        raise RecordError(f"{path} is not a record of this bench: {error}") from error
