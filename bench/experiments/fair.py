@@ -20,9 +20,10 @@ import uvloop
 from app.api.caller.keys import create
 from app.host.processes import raise_file_limit
 from bench.experiments.options import Commands, add_shared, count
-from bench.harness.lineup import DEFAULT, lineup_of
+from bench.harness.lineup import DEFAULT, Lineup
 from bench.harness.meters import find_workers, sampled_memory
 from bench.harness.processes import Running, processes
+from bench.harness.triton import Triton, fixture_triton
 from bench.load.driver import run as drive
 from bench.load.images import Sample, large_sample, noise, progressive, unlabelled_samples, varied_samples
 from bench.load.outcome import Outcome
@@ -108,17 +109,18 @@ ROWS = {
 
 def run(options: argparse.Namespace) -> int:
     """Measure B alone and beside the others, in each row; or count the answers of many equal callers."""
-    if options.callers:
-        print(_share_out(options))
-        return 0
     rows: list[Row] = []
-    try:
-        for name in options.only:
-            say(f"{name}: {ROWS[name].note}")
-            rows.append(_measure(name, options))
-    finally:
-        say()
-        print(describe(rows))
+    with fixture_triton([options.model]) as triton:
+        if options.callers:
+            print(_share_out(triton, options))
+            return 0
+        try:
+            for name in options.only:
+                say(f"{name}: {ROWS[name].note}")
+                rows.append(_measure(name, triton, options))
+        finally:
+            say()
+            print(describe(rows))
     print(f"{options.model}, {options.workers} workers, B sends {_RATE:g} requests/s, {options.seconds:g} s per row; times in ms")
     return 0
 
@@ -155,9 +157,9 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _measure(name: str, options: argparse.Namespace) -> Row:
+def _measure(name: str, triton: Triton, options: argparse.Namespace) -> Row:
     load, samples = ROWS[name], [Sample("", unlabelled_samples()[0].body, None)]
-    with _gateway(["a", "b", "c"], options) as (server, credentials):
+    with _gateway(["a", "b", "c"], triton, options) as (server, credentials):
         others = []
         for place, id_ in enumerate(load.ids, start=1):
             credential = credentials.get(id_, f"{id_}.wrong")
@@ -177,9 +179,9 @@ def _measure(name: str, options: argparse.Namespace) -> Row:
             return Row(name, alone, beside, sum(map(Counter, sent.result()), Counter[str]()), seconds)
 
 
-def _share_out(options: argparse.Namespace) -> str:
+def _share_out(triton: Triton, options: argparse.Namespace) -> str:
     ids = [f"caller-{place}" for place in range(options.callers)]
-    with _gateway(ids, options) as (server, credentials):
+    with _gateway(ids, triton, options) as (server, credentials):
         callers = [Caller(_target(server, "/detect", credentials[id_], place), _small()) for place, id_ in enumerate(ids)]
         with _flooding(callers, options.seconds) as sent, sampled_memory(find_workers(server.process, options.workers)) as memory:
             found = sent.result()
@@ -194,16 +196,14 @@ def _share_out(options: argparse.Namespace) -> str:
 
 
 @contextmanager
-def _gateway(ids: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[Running, dict[str, str]]]:
+def _gateway(ids: Sequence[str], triton: Triton, options: argparse.Namespace) -> Iterator[tuple[Running, dict[str, str]]]:
     """Run a gateway that has keys with these ids; yield it and their credentials by id."""
     made = {id_: create(id_) for id_ in ids}
     with TemporaryDirectory(prefix="nereid-bench-") as folder:
         file = Path(folder) / "keys.toml"
         file.write_text("\n".join(text for _, text in made.values()), encoding="utf-8")
-        with (
-            lineup_of([options.model], options.workers, {"NEREID_API_KEYS_FILE": str(file)}) as lineup,
-            lineup.start(lineup.contestant(DEFAULT, options.model)) as server,
-        ):
+        lineup = Lineup(triton, options.workers, Path(folder), {"NEREID_API_KEYS_FILE": str(file)})
+        with lineup.start(lineup.contestant(DEFAULT, options.model)) as server:
             yield server, {id_: credential for id_, (credential, _) in made.items()}
 
 

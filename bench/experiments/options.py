@@ -45,7 +45,6 @@ def new_file(text: str) -> Path:
 
 
 _SHARED: dict[str, dict[str, Any]] = {
-    "images": {"type": Path, "metavar": "DIR", "help": "images to send: a folder of JPEGs, scaled down to COCO's size"},
     "clients": {"type": count, "help": "number of concurrent clients"},
     "workers": {"type": count, "help": "worker processes per server"},
     "seconds": {"type": positive, "help": "seconds per measurement"},

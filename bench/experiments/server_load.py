@@ -10,6 +10,7 @@ import psutil
 from app.settings import environment
 from bench.experiments.options import Commands, add_shared, count, describe, positive
 from bench.experiments.service import Plan, add_service, check_warm_up, one_line, reach, with_route
+from bench.harness.lineup import DEFAULT
 from bench.harness.meters import Meters, children, listeners
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import Progress, run
@@ -109,7 +110,7 @@ class Session:
         note = measured.triton_note or ("" if measured.triton else self._missing())
         self.runs.append(
             Run(
-                contestant=self.options.label,
+                contestant=DEFAULT,
                 mode=self.options.name,
                 model=self._model or UNKNOWN_MODEL,
                 clients=clients,
@@ -228,7 +229,6 @@ def add_to(commands: Commands) -> None:
         command.add_argument("--model", help="model to use; by default the server's own")
         command.add_argument("--triton", help="gRPC endpoint of the server's Triton; by default that in the settings")
         add_shared(command, json=None)
-        command.add_argument("--label", default="nereid", help="name of the server in the results")
         if name == "full":
             command.add_argument("--clients", type=count, default=QUICK_CLIENTS, help="number of concurrent clients")
         if name == "open":

@@ -47,7 +47,7 @@ def add_to(commands: Commands) -> None:
     masks = _add(commands, "masks", _masks, "masks as polygons, RLE and PNG beside boxes alone, with the simulated GPU")
     add_shared(masks, seconds=3.0, rounds=5, clients=1, workers=1, json=None)
     versus = _add(commands, "versus", _versus, "Nereid beside other stacks, on the same Triton, in interleaved rounds")
-    add_shared(versus, seconds=8.0, rounds=5, clients=32, workers=2, images=None, json=None)
+    add_shared(versus, seconds=8.0, rounds=5, clients=32, workers=2, json=None)
     versus.add_argument("--model", choices=MODELS, default="null", help="model to use")
     versus.add_argument("--contests", nargs="+", choices=[*_CONTESTS], default=["load"], help="contests to hold")
     versus.add_argument("--only", nargs="+", choices=NAMES, default=[], help="contestants to measure; by default all")
@@ -57,7 +57,7 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Hold the contests of an experiment, and print each; return 1 if a result was wrong."""
-    before = require_checkout(options.before, or_file=True) if options.before else None
+    before = require_checkout(options.before) if options.before else None
     if options.install:
         REFERENCE.install()
     runs: list[Run] = []
@@ -97,7 +97,7 @@ def _capacity(options: argparse.Namespace) -> Plan:
 
 def _limit(options: argparse.Namespace) -> Plan:
     samples, clients = unlabelled_samples(), options.clients
-    with image_files(None) as files:
+    with image_files() as files:
         yield (
             "limit: a model that does nothing",
             [
@@ -140,7 +140,7 @@ def _photo(options: argparse.Namespace) -> Plan:
 
 def _batching(options: argparse.Namespace) -> Plan:
     nereid = next((name for name in reversed(NEREID) if name in (options.only or NEREID)), "nereid_file")
-    samples, clients = unlabelled_samples(options.images), 64
+    samples, clients = unlabelled_samples(), 64
     cases = [Case(BATCH1, samples, clients, "sim_gpu_batch1"), Case(nereid, samples, clients, "sim_gpu", bases=[BATCH1])]
     yield f"batching against batches of one, {clients} clients, simulated GPU", cases
 
@@ -148,8 +148,8 @@ def _batching(options: argparse.Namespace) -> Plan:
 def _in_process(options: argparse.Namespace) -> Plan:
     names = [name for name in options.only or NAMES if name in {"in_process", "nereid_inline", "nereid_shm"}]
     for model, samples, path in (
-        (YOLO, coco_samples(options.images), "/detect"),
-        (CLASSIFIER, classifier_samples(options.images), "/classify"),
+        (YOLO, coco_samples(), "/detect"),
+        (CLASSIFIER, classifier_samples(), "/classify"),
     ):
         for clients in (1, 6):
             cases = [Case(name, samples, clients, model, path=path, bases=_bases(name, names)) for name in names]
@@ -172,7 +172,7 @@ def _everyone(options: argparse.Namespace, samples: Sequence[Sample], clients: i
 
 
 def _samples(options: argparse.Namespace) -> Sequence[Sample]:
-    return coco_samples(options.images) if options.model == YOLO else unlabelled_samples(options.images)
+    return coco_samples() if options.model == YOLO else unlabelled_samples()
 
 
 def _bases(name: str, names: Sequence[str]) -> list[str]:

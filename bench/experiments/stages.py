@@ -43,7 +43,7 @@ class Spent(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     """Print the steps of every candidate."""
     spent: dict[str, list[Spent]] = {name: [] for name in CANDIDATES}
-    with image_files(options.images) as files:
+    with image_files() as files:
         for number in range(options.rounds):
             for name in CANDIDATES:
                 say(f"round {number + 1} of {options.rounds}, {name}")
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
     command = commands.add_parser("stages", help="CPU time of decoding, fitting and encoding by step, beside other libraries")
-    add_shared(command, seconds=2.0, rounds=5, images=None)
+    add_shared(command, seconds=2.0, rounds=5)
     command.set_defaults(run=run)
 
 
@@ -75,10 +75,10 @@ def describe(spent: Mapping[str, Sequence[Spent]]) -> Iterator[str]:
 
 
 @contextmanager
-def image_files(folder: Path | None) -> Iterator[Path]:
+def image_files() -> Iterator[Path]:
     """Write the COCO-sized images to a temporary folder."""
     with TemporaryDirectory(prefix="nereid-bench-") as target:
-        for number, sample in enumerate(unlabelled_samples(folder)):
+        for number, sample in enumerate(unlabelled_samples()):
             Path(target, f"{number:04}").write_bytes(sample.body)
         yield Path(target)
 

@@ -106,7 +106,7 @@ def add_to(commands: Commands) -> None:
         "--rate", type=positive, help=f"requests per second for the latency; default: {share} of what is borne now"
     )
     command.add_argument("--write", action="store_true", help="write the choice into the model's config file")
-    add_shared(command, clients=32, images=None)
+    add_shared(command, clients=32)
     command.set_defaults(run=run)
 
 
@@ -123,7 +123,7 @@ def _tune(options: argparse.Namespace) -> int:
         present = read_variant(host.config, has_threads=host.has_threads, calls=given.calls_in_flight)
         if options.write:
             _require_file(file, present)
-        stand = Stand(host, unlabelled_samples(options.images), options.clients, part, options.rate, logs)
+        stand = Stand(host, unlabelled_samples(), options.clients, part, options.rate, logs)
         budget = Budget(stand, options.seconds)
         first = budget.measure(present)
         step = partial(neighbour, cores=len(os.sched_getaffinity(0)), devices=count_devices(host.config))

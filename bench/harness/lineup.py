@@ -106,7 +106,7 @@ class Lineup:
         uses_triton = name == "http_and_triton"
         return Contestant(
             name=name,
-            command=[sys.executable, "-m", "bench.contestants.http_only", str(port), str(self.workers)],
+            command=[sys.executable, "-m", "bench.contestants.minimal", str(port), str(self.workers)],
             environment={"BENCH_TRITON": self.triton.address} if uses_triton else {},
             port=port,
             probe="/",

@@ -1,6 +1,7 @@
 """Servers as child processes: start them, wait for them, and stop them with their children."""
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -54,12 +55,9 @@ def running(  # noqa: PLR0913, PLR0917 - the parts of a server
         environment: Variables added to the environment of this process, without its settings of Nereid.
         port: The port it listens on, on loopback.
         probe: A path that returns 200 when it is ready, 503 before.
-        log: File for its output.
+        log: File for its output, whose end is in the ContestantError if the server does not become ready.
         checkout: The checkout of this project that it runs from.
         ready_seconds: Maximum time until it is ready.
-
-    Raises:
-        ContestantError: It ended or did not become ready; the message contains the end of its log.
     """
     with log.open("wb") as output:
         child = subprocess.Popen(
@@ -83,24 +81,14 @@ def running(  # noqa: PLR0913, PLR0917 - the parts of a server
 
 
 def processes(count: int) -> ProcessPoolExecutor:
-    """Return a pool of new processes, which do not share this one's memory, and end with it."""
-    return ProcessPoolExecutor(count, get_context("spawn"), initializer=die_with_parent, initargs=(os.getpid(),))
+    """Return a pool of new processes, which do not share this one's memory, and end with it; Ctrl-C does not reach them."""
+    return ProcessPoolExecutor(count, get_context("spawn"), initializer=_begin, initargs=(os.getpid(),))
 
 
 def wait_for_answer(
     url: str, process: "subprocess.Popen[bytes]", seconds: float = float("inf"), retry: Collection[int] = ()
 ) -> int | None:
-    """Poll a server until it responds.
-
-    Args:
-        url: URL to request.
-        process: The server.
-        seconds: Maximum time.
-        retry: Statuses after which to continue polling.
-
-    Returns:
-        The status of the response; None if the process ended or the time is over.
-    """
+    """Poll a server until it responds with another status than those of `retry`; return None if it ended or the time is over."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and process.poll() is None:
         status = get_status(url, 1)
@@ -123,18 +111,19 @@ def variables(settings: Settings) -> dict[str, str]:
     return {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
 
 
-def require_checkout(folder: Path, *, or_file: bool = False) -> Path:
-    """Return the absolute path of a checkout of this project, or of the one-file program if `or_file`.
-
-    Raises:
-        ContestantError: The path is neither.
-    """
+def require_checkout(folder: Path) -> Path:
+    """Return the absolute path of a checkout of this project, or of the one-file program; others are a ContestantError."""
     folder = folder.resolve()
-    if or_file and os.access(folder, os.X_OK) and folder.is_file():
+    if os.access(folder, os.X_OK) and folder.is_file():
         return folder
     if not (folder / "app" / "__main__.py").is_file():
         raise ContestantError(f"{folder} is not a checkout of this project: it has no app/__main__.py")
     return folder
+
+
+def _begin(parent: int) -> None:
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _describe(status: int | None, child: "subprocess.Popen[bytes]") -> str:

@@ -36,12 +36,7 @@ async def drive_closed_loop(  # noqa: PLR0913 - the parts of a load
         requests: Maximum number of requests; None for no limit.
         progress: Called regularly.
         patience: Seconds to wait for a response.
-        is_polite: Whether a client waits for the time in Retry-After, with a jitter of up to a tenth, so that the clients do not
-            retry together.
-
-    Raises:
-        ValueError: As for `Driver`.
-        OSError: The server does not accept connections.
+        is_polite: Whether a client waits for the time in Retry-After, and up to a tenth more, so that they do not retry together.
     """
     loop = ClosedLoop(url, samples, clients, seconds, patience)
     loop.is_polite = is_polite

@@ -1,42 +1,21 @@
 """One HTTP/1.1 connection of the load driver: sends prebuilt requests, and parses as little as possible of responses."""
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from bench.load.target import Target
+
+if TYPE_CHECKING:
+    from bench.load.driver import Driver
 
 _VERSION = b"http/1.1 "
 _OK = b"http/1.1 200"
 
 
-class Owner(Protocol):
-    """Callbacks of a connection's owner, which decides what to send."""
-
-    def opened(self, connection: "Connection") -> None:
-        """Handle a new connection."""
-
-    def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
-        """Handle a response.
-
-        Args:
-            number: Number of the request.
-            since: Start of the latency, as passed to `Connection.send`.
-            status: Status code, three digits.
-            body: Body of the response.
-            timing: Value of the Server-Timing header; may be empty.
-        """
-
-    def free(self, connection: "Connection") -> None:
-        """Handle a connection that is ready for a request."""
-
-    def lost(self, connection: "Connection", number: int | None, since: float) -> None:
-        """Handle a closed connection, and its unanswered request, if any."""
-
-
 class Connection(asyncio.Protocol):
-    """One client. It is idle until `send` is called."""
+    """One client, which tells its driver what happens. It is idle until `send` is called."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: "Driver") -> None:
         self.number: int | None = None
         """Number of the request in progress."""
         self.since = 0.0

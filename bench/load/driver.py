@@ -129,7 +129,15 @@ class Driver(ABC):
         self.connections.add(connection)
 
     def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
-        """Count a response."""
+        """Count a response.
+
+        Args:
+            number: Number of the request.
+            since: Start of the latency.
+            status: Status code, three digits.
+            body: Body of the response.
+            timing: Value of the Server-Timing header; may be empty.
+        """
         self.tally.answered(number, since, status, body, timing)
 
     def lost(self, connection: Connection, number: int | None, since: float) -> None:

@@ -94,7 +94,7 @@ class Tally:
         self._delays.append(delay)
 
     def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
-        """Count a response. Arguments as for `connection.Owner.answered`."""
+        """Count a response. Arguments as for `Driver.answered`."""
         count = len(self._expected)
         is_read = number < count or not number % CHECK_EVERY
         expected = self._expected[number % count]

@@ -4,14 +4,14 @@ import ipaddress
 import platform
 import shutil
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 import psutil
 
-PACKAGES = ("nereid", "granian", "litestar", "msgspec", "numpy", "pillow", "pillow-simd", "simplejpeg", "tritonclient", "uvloop")
-"""Packages whose versions are recorded."""
+_PACKAGES = ("nereid", "granian", "litestar", "msgspec", "numpy", "pillow", "pillow-simd", "simplejpeg", "tritonclient", "uvloop")
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -59,13 +59,11 @@ def describe_machine() -> Machine:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed `PACKAGES`."""
+    """Return the versions of Python and of the installed packages that matter here."""
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -74,13 +72,8 @@ def read_commit() -> str | None:
     git = shutil.which("git")
     if git is None:
         return None
-    described = subprocess.run(
-        [git, "describe", "--always", "--exclude=*", "--dirty=+"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [git, "describe", "--always", "--exclude=*", "--dirty=+"]
+    described = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     return described.stdout.strip() or None
 
 

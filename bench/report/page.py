@@ -1,18 +1,38 @@
-"""One HTML page of one or more records, without scripts or downloads: their text, and charts."""
+"""One HTML page of one or more records, without scripts or downloads: text, and charts in the colours of `page.css`."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element
 
-from bench.report.charts import draw_bars, draw_curves
+import pygal
+from pygal.style import Style
+
 from bench.report.measurements import Run
 from bench.report.records import Record
 from bench.report.text import overview
 
-_STYLE = Path(__file__).with_name("page.css")
-_PERCENTILES = {"0": 0.0, "50": 50.0, "90": 90.0, "99": 99.0, "99.9": 99.9, "99.99": 99.99}
+_PAGE_STYLE = Path(__file__).with_name("page.css")
+_COLOURS = 8
+"""Number of colours in the style sheet."""
+_STYLE = Style(
+    background="transparent",
+    plot_background="transparent",
+    foreground="var(--soft)",
+    foreground_strong="var(--ink)",
+    foreground_subtle="var(--grid)",
+    guide_stroke_color="var(--grid)",
+    major_guide_stroke_color="var(--grid)",
+    colors=tuple(f"var(--c{place})" for place in range(_COLOURS)),
+    font_family="inherit",
+)
+_BAR_HEIGHT, _HEIGHT, _WIDTH = 26, 340, 900
+_PERCENTILES = (0, 50, 90, 99, 99.9, 99.99)
+
+Curves = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def page(records: Sequence[tuple[str, Record]]) -> str:
@@ -21,7 +41,7 @@ def page(records: Sequence[tuple[str, Record]]) -> str:
     runs = sorted(((file, run) for file, record in records for run in record.runs), key=lambda pair: pair[1].mode)
     sections += [_section(mode, *_charts(_name(list(group)))) for mode, group in groupby(runs, key=lambda pair: pair[1].mode)]
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Nereid: bench</title>'
-    style = f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>"
+    style = f"<style>\n{_PAGE_STYLE.read_text(encoding='utf-8')}</style>"
     body = f"<h1>Nereid: bench</h1>{''.join(sections)}"
     return f'<!doctype html>\n<html lang="en"><head>{head}{style}</head><body>{body}</body></html>\n'
 
@@ -44,51 +64,29 @@ def _texts(record: Record) -> Iterator[str]:
         yield f"<h3>{escape(mode)}</h3><pre>{escape(overview(list(group)))}</pre>"
 
 
-def _name(runs: Sequence[tuple[str, Run]]) -> dict[str, tuple[str, Run]]:
-    """Name runs, given with their files, by what distinguishes them; the name of a curve leaves out the load."""
+def _name(runs: Sequence[tuple[str, Run]]) -> dict[str, Run]:
+    """Name runs, given with their files, by what distinguishes them."""
     described = [((run.contestant, file, run.model, run.load), run) for file, run in runs]
     telling = [place for place in range(4) if len({parts[place] for parts, _ in described}) > 1] or [0]
-    named: dict[str, tuple[str, Run]] = {}
+    named: dict[str, Run] = {}
     for parts, run in described:
         name = ", ".join(parts[place] for place in telling)
-        curve = ", ".join(parts[place] for place in telling if place < len(parts) - 1) or parts[0]
-        named[name if name not in named else f"{name} ({len(named)})"] = curve, run
+        named[name if name not in named else f"{name} ({len(named)})"] = run
     return named
 
 
-def _charts(named: Mapping[str, tuple[str, Run]]) -> Iterator[str]:
-    """Draw the runs of an experiment, by their names and the names of their curves."""
-    runs = {name: run for name, (_, run) in named.items()}
-    yield from _over_load(list(named.values()))
-    yield draw_bars("Requests per second", {name: {"requests/s": run.outcome.rate} for name, run in runs.items()})
-    if answered := {name: _latencies(run) for name, run in runs.items() if run.outcome.correct}:
-        ticks = {label: 100 / (100 - percent) for label, percent in _PERCENTILES.items()}
-        yield draw_curves("Latency, ms", answered, "percentile of the answers", ticks=ticks)
-    yield draw_bars("CPU per request by process, ms", {name: run.cpu_ms for name, run in runs.items()})
-    if staged := {name: _stages(run) for name, run in runs.items() if run.outcome.stages}:
-        yield draw_bars("Mean time of each stage, ms", staged)
+def _charts(runs: Mapping[str, Run]) -> Iterator[str]:
+    """Draw the runs of an experiment, by their names."""
+    yield _draw_bars("Requests per second", {name: {"requests/s": run.outcome.rate} for name, run in runs.items()})
+    if answered := {name: _latencies(run) for name, run in runs.items() if run.outcome.histogram.total_count}:
+        ticks = {f"{percent:g}": 100 / (100 - percent) for percent in _PERCENTILES}
+        yield _draw_curves("Latency, ms", answered, "percentile of the answers", ticks)
+    yield _draw_bars("CPU per request by process, ms", {name: run.cpu_ms for name, run in runs.items()})
     for name, run in runs.items():
         if run.overload and run.overload.memory:
             workers = enumerate(run.overload.memory, 1)
             curves = {f"worker {number}": list(zip(one.seconds, one.resident_mib, strict=True)) for number, one in workers}
-            yield draw_curves(f"Resident memory, MiB: {name}", curves, "seconds since the load began")
-
-
-def _over_load(runs: Sequence[tuple[str, Run]]) -> Iterator[str]:
-    """Draw throughput and p99 over the load that was offered, or over the clients, where there is more than one."""
-    if any(run.overload for _, run in runs):
-        across, figure = "requests/s offered", "goodput"
-        # Where clients wait for responses, only the peak has an offered load.
-        points = [(name, one.overload.offered, one) for name, one in runs if one.overload and (one.rate or not one.overload.memory)]
-    else:
-        across, figure = "clients", "requests/s"
-        points = [(name, float(run.clients or 0), run) for name, run in runs]
-    if len({load for _, load, _ in points}) > 1:
-        for figure_, unit in ((figure, "/s"), ("p99", ", ms")):
-            curves: dict[str, list[tuple[float, float]]] = {}
-            for name, load, run in sorted(points, key=lambda point: point[1]):
-                curves.setdefault(name, []).append((load, run.figures[figure_]))
-            yield draw_curves(f"{figure_.removesuffix('/s')}{unit}", curves, across)
+            yield _draw_curves(f"Resident memory, MiB: {name}", curves, "seconds since the load began")
 
 
 def _latencies(run: Run) -> list[tuple[float, float]]:
@@ -98,7 +96,36 @@ def _latencies(run: Run) -> list[tuple[float, float]]:
     return [(step, max(run.outcome.percentile(100 - 100 / step), 1e-3)) for step in steps]
 
 
-def _stages(run: Run) -> dict[str, float]:
-    """Return the stages in the order of the server, and the rest of the total."""
-    stages = {name: value for name, value in run.outcome.stages.items() if name != "total"}
-    return stages | {"rest": max(0.0, run.outcome.stages.get("total", 0.0) - sum(stages.values()))}
+def _draw_curves(title: str, curves: Curves, across: str, ticks: Mapping[str, float] | None = None) -> str:
+    """Draw curves over the axis `across`; with ticks, both axes are logarithmic."""
+    labels = ticks and [{"label": label, "value": value} for label, value in ticks.items()]
+    chart = pygal.XY(**_options(title, _HEIGHT), x_title=across, x_labels=labels, logarithmic=bool(ticks), show_dots=not ticks)
+    for name, points in curves.items():
+        chart.add(name, points)
+    return _render(chart)
+
+
+def _draw_bars(title: str, bars: Mapping[str, Mapping[str, float]]) -> str:
+    """Draw bars of stacked parts below each other, the first one on top."""
+    names = [*bars][::-1]
+    chart = pygal.HorizontalStackedBar(**_options(title, 110 + _BAR_HEIGHT * len(bars)), x_labels=names)
+    for part in dict.fromkeys(part for parts in bars.values() for part in parts):
+        chart.add(part, [bars[name].get(part) for name in names])
+    return _render(chart)
+
+
+def _options(title: str, height: int) -> dict[str, Any]:
+    return {"title": title, "height": height, "width": _WIDTH, "style": _STYLE, "js": (), "truncate_legend": -1}
+
+
+def _render(chart: Any) -> str:  # noqa: ANN401 - pygal has no types
+    chart.add_xml_filter(_without_scripts)
+    return str(chart.render(is_unicode=True, disable_xml_declaration=True))
+
+
+def _without_scripts(root: Element) -> Element:
+    """Remove what shows tooltips."""
+    for parent in list(root.iter()):
+        for script in parent.findall("script"):
+            parent.remove(script)
+    return root

@@ -1,7 +1,7 @@
 """Measure variants of a model: a new API process for each, in front of a Triton that runs the variant."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,7 +49,7 @@ _WARM_UP_SHARE = 0.25
 class Host(NamedTuple):
     """Runs variants of a model."""
 
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     """The model's current config as Triton's JSON."""
     has_threads: bool
     """Whether the config sets the number of threads per instance."""
