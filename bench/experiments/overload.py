@@ -4,7 +4,8 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import uvloop
@@ -12,8 +13,9 @@ import uvloop
 from bench.experiments.options import Commands, add_shared, describe
 from bench.harness.contest import meters_of
 from bench.harness.errors import ContestantError
-from bench.harness.lineup import DEFAULT, Lineup, lineup_of
+from bench.harness.lineup import DEFAULT, Contestant, Lineup, lineup_of
 from bench.harness.meters import Meters, find_workers, sampled_memory
+from bench.harness.processes import Running
 from bench.load.driver import run as drive
 from bench.load.images import Sample, coco_samples, unlabelled_samples
 from bench.load.outcome import Outcome
@@ -45,17 +47,6 @@ _WARM_UP_CLIENTS, _WARM_UP_SECONDS = 4, 1.0
 _PROBE_PATIENCE = 8.0
 
 
-class Burst(NamedTuple):
-    """A load above the capacity of a server."""
-
-    phase: str
-    rate: float | None = None
-    """Requests per second, independent of the server's speed; None if clients wait for responses."""
-    clients: int | None = None
-    is_polite: bool = False
-    """Whether clients respect Retry-After."""
-
-
 def run(options: argparse.Namespace) -> int:
     """Measure each phase with each model, and print one table per model."""
     runs: list[Run] = []
@@ -82,71 +73,59 @@ def add_to(commands: Commands) -> None:
 
 
 def _measure(lineup: Lineup, model: str, options: argparse.Namespace) -> Iterator[Run]:
-    """Measure one model: its peak, and then each phase."""
+    """Measure the peak of one model, with the best number of clients that wait for responses, and then each phase."""
     samples = coco_samples() if model == YOLO else unlabelled_samples()
-    say(f"{model}: {PEAK}")
-    best = _measure_peak(lineup, model, samples, options.seconds * _PEAK_SHARE)
-    yield best
-    peak = best.outcome.goodput
-    for phase in options.phases:
-        say(f"{model}: {phase}")
-        burst = Burst(phase, clients=_CROWD, is_polite=CROWDS.get(phase, False))
-        if phase in FACTORS:
-            burst = Burst(phase, rate=round(FACTORS[phase] * peak, 1))
-        try:
-            yield _measure_burst(lineup, model, samples, burst, options.seconds, peak)
-        except (ContestantError, OSError) as error:
-            print(f"{model}, {phase} is left out: {error}", file=sys.stderr)
-
-
-def _measure_peak(lineup: Lineup, model: str, samples: Sequence[Sample], seconds: float) -> Run:
-    """Measure the throughput of clients that wait for responses, with the best number of clients."""
     contestant = lineup.contestant(DEFAULT, model)
-    with lineup.start(contestant) as server:
-        url = f"{server.url}/detect"
-        drive(drive_crowd(url, samples, clients=_WARM_UP_CLIENTS, seconds=_WARM_UP_SECONDS))
-        runs = []
+    say(f"{model}: {PEAK}")
+    with _started(lineup, contestant, samples) as (server, url):
+        peaks = []
         for clients in PEAK_CLIENTS:
             meters = meters_of(lineup, contestant, server)
-            measured = meters.read(drive(drive_crowd(url, samples, clients=clients, seconds=seconds)))
-            runs.append(_to_run(model, Burst(PEAK, clients=clients), measured))
-    best = max(runs, key=lambda one: one.outcome.goodput)
-    goodput = best.outcome.goodput
-    return msgspec.structs.replace(best, figures={}, overload=Overload(phase=PEAK, offered=goodput, peak=goodput))
+            measured = meters.read(drive(drive_crowd(url, samples, clients=clients, seconds=options.seconds * _PEAK_SHARE)))
+            goodput = measured.outcome.goodput
+            peaks.append(_to_run(model, measured, Overload(phase=PEAK, offered=goodput, peak=goodput), clients=clients))
+    best = max(peaks, key=lambda one: one.outcome.goodput)
+    yield best
+    for phase in options.phases:
+        say(f"{model}: {phase}")
+        rate = round(FACTORS[phase] * best.outcome.goodput, 1) if phase in FACTORS else None
+        try:
+            with _started(lineup, contestant, samples) as (server, url):
+                before = drive(drive_crowd(url, samples, clients=1, seconds=PROBE_SECONDS))
+                meters = meters_of(lineup, contestant, server)
+                with sampled_memory(find_workers(server.process, contestant.workers)) as memory:
+                    measured, after = uvloop.run(_load_and_watch(url, samples, phase, rate, options.seconds, meters))
+        except (ContestantError, OSError) as error:
+            print(f"{model}, {phase} is left out: {error}", file=sys.stderr)
+            continue
+        overload = Overload(
+            phase=phase,
+            offered=rate or measured.outcome.requests / measured.outcome.seconds,
+            peak=best.outcome.goodput,
+            before_ms=_median(before),
+            after_ms=after,
+            memory=memory,
+        )
+        yield _to_run(model, measured, overload, rate=rate, clients=None if rate else _CROWD)
 
 
-def _measure_burst(  # noqa: PLR0913, PLR0917 - the parts of a burst
-    lineup: Lineup, model: str, samples: Sequence[Sample], burst: Burst, seconds: float, peak: float
-) -> Run:
-    """Measure a freshly started server before, during and after a burst; `peak` are its correct responses per second."""
-    contestant = lineup.contestant(DEFAULT, model)
+@contextmanager
+def _started(lineup: Lineup, contestant: Contestant, samples: Sequence[Sample]) -> Iterator[tuple[Running, str]]:
+    """Start and warm up a server; yield it and the URL of the load."""
     with lineup.start(contestant) as server:
         url = f"{server.url}/detect"
         drive(drive_crowd(url, samples, clients=_WARM_UP_CLIENTS, seconds=_WARM_UP_SECONDS))
-        before = drive(drive_crowd(url, samples, clients=1, seconds=PROBE_SECONDS))
-        meters = meters_of(lineup, contestant, server)
-        with sampled_memory(find_workers(server.process, contestant.workers)) as memory:
-            measured, after = uvloop.run(_load_and_watch(url, samples, burst, seconds, meters))
-    outcome = measured.outcome
-    overload = Overload(
-        phase=burst.phase,
-        offered=burst.rate or outcome.requests / outcome.seconds,
-        peak=peak,
-        before_ms=_median(before),
-        after_ms=after,
-        memory=memory,
-    )
-    return _to_run(model, burst, measured, overload)
+        yield server, url
 
 
-async def _load_and_watch(
-    url: str, samples: Sequence[Sample], burst: Burst, seconds: float, meters: Meters
+async def _load_and_watch(  # noqa: PLR0913, PLR0917 - the parts of a load
+    url: str, samples: Sequence[Sample], phase: str, rate: float | None, seconds: float, meters: Meters
 ) -> tuple[Measurement, float | None]:
     """Send a burst; measure a single client some time after the last request was due, even if requests are unanswered."""
-    if burst.rate is None:
-        load = drive_crowd(url, samples, clients=burst.clients or 1, seconds=seconds, is_polite=burst.is_polite)
+    if rate is None:
+        load = drive_crowd(url, samples, clients=_CROWD, seconds=seconds, is_polite=CROWDS[phase])
     else:
-        load = drive_arrivals(url, samples, rate=burst.rate, seconds=seconds)
+        load = drive_arrivals(url, samples, rate=rate, seconds=seconds)
 
     async def measure() -> Measurement:
         return await asyncio.to_thread(meters.read, await load)
@@ -162,19 +141,9 @@ async def _load_and_watch(
     return measured, after
 
 
-def _to_run(model: str, burst: Burst, measured: Measurement, overload: Overload | None = None) -> Run:
-    return Run(
-        contestant=DEFAULT,
-        mode=f"overload: {model}",
-        model=model,
-        clients=burst.clients,
-        rate=burst.rate,
-        outcome=measured.outcome,
-        cpu_ms=measured.cpu_ms,
-        triton=measured.triton,
-        triton_note=measured.triton_note,
-        overload=overload,
-    )
+def _to_run(model: str, measured: Measurement, overload: Overload, **load: Any) -> Run:  # noqa: ANN401 - clients or rate
+    values = msgspec.structs.asdict(measured) | {"figures": {}}
+    return Run(contestant=DEFAULT, mode=f"overload: {model}", model=model, overload=overload, **values, **load)
 
 
 def _median(outcome: Outcome) -> float | None:

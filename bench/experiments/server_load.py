@@ -13,7 +13,7 @@ from bench.experiments.service import Plan, add_service, check_warm_up, one_line
 from bench.harness.lineup import DEFAULT
 from bench.harness.meters import Meters, children, listeners
 from bench.load.closed_loop import drive_closed_loop
-from bench.load.driver import Progress, run
+from bench.load.driver import run
 from bench.load.images import given_samples
 from bench.load.open_loop import CONNECTIONS, drive_open_loop
 from bench.load.outcome import Outcome
@@ -58,56 +58,18 @@ class Session:
         is_unknown = self._service.is_elsewhere and not options.triton
         self._tritons: list[str] = [] if is_unknown else [options.triton or environment.load().triton_address]
 
-    def closed(self, clients: int, seconds: float) -> Run:
-        """Load the server with clients that wait for responses."""
-        return self._measure(partial(self._drive_clients, clients, seconds, self._service.requests), seconds, clients=clients)
-
-    def constant(self, rate: float, seconds: float) -> Run:
-        """Load the server at a constant rate, independent of its speed."""
-        if self._service.requests:
-            seconds = min(seconds, self._service.requests / rate)
-
-        def drive(progress: Progress) -> Outcome:
-            return run(drive_open_loop(self._service.target, self._samples, rate=rate, seconds=seconds, progress=progress))
-
-        return self._measure(drive, seconds, rate=rate)
-
-    def finish(self, *, is_search: bool = False) -> int:
-        """Save the runs if requested; return 1 if a request failed or, in a search, had a wrong result."""
-        options = self.options
-        if options.json:
-            settings = describe(options) | {"images": str(len(self._samples))}
-            save_record(options.json, make_record(settings, self.runs, self._service.server))
-            print(f"\nwritten: {options.json}")
-        return int(any(one.outcome.statuses.get("wrong") or (one.outcome.failed and not is_search) for one in self.runs))
-
-    def _drive_clients(self, clients: int, seconds: float, requests: int | None, progress: Progress | None = None) -> Outcome:
-        load = drive_closed_loop(
-            self._service.target,
-            self._samples,
-            clients=clients,
-            seconds=seconds,
-            requests=requests,
-            progress=progress,
-            is_polite=self._service.is_elsewhere,
-        )
-        return run(load)
-
-    def _measure(
-        self, drive: Callable[[Progress], Outcome], seconds: float, *, clients: int | None = None, rate: float | None = None
-    ) -> Run:
+    def measure(self, *, clients: int | None = None, rate: float | None = None) -> Run:
+        """Load the server with clients that wait for responses, or at a constant rate, independent of its speed."""
         if not self.runs:
             warm_up = min(clients or WARM_UP_CLIENTS, WARM_UP_CLIENTS)
-            outcome = self._drive_clients(warm_up, WARM_UP_SECONDS, self._service.warm_up_requests)
+            outcome = self._drive(self._service.warm_up_requests, WARM_UP_SECONDS, clients=warm_up)
             check_warm_up(self._url, outcome)
             print(places(describe_machine(), self._service.server))
             self._model = outcome.model or self._model
         meters = Meters(self._find_processes, self._tritons, self._model)
-        label = f"{clients} clients" if clients else f"{rate:g}/s"
-        measured = meters.read(drive(watch(f"{self.options.name}, {label}", seconds)))
+        measured = meters.read(self._drive(self._service.requests, self.options.duration, clients=clients, rate=rate))
         say()
         self._model = measured.outcome.model or self._model
-        note = measured.triton_note or ("" if measured.triton else self._missing())
         self.runs.append(
             Run(
                 contestant=DEFAULT,
@@ -118,10 +80,36 @@ class Session:
                 outcome=measured.outcome,
                 cpu_ms=measured.cpu_ms,
                 triton=measured.triton,
-                triton_note=note,
+                triton_note=measured.triton_note or ("" if measured.triton else self._missing()),
             )
         )
         return self.runs[-1]
+
+    def finish(self, *, is_search: bool = False) -> int:
+        """Save the runs if requested; return 1 if a request failed or, in a search, had a wrong result."""
+        options = self.options
+        if options.json:
+            settings = describe(options) | {"images": str(len(self._samples))}
+            save_record(options.json, make_record(settings, self.runs, self._service.server))
+            print(f"\nwritten: {options.json}")
+        return int(any(one.outcome.statuses.get("wrong") or (one.outcome.failed and not is_search) for one in self.runs))
+
+    def _drive(self, requests: int | None, seconds: float, *, clients: int | None = None, rate: float | None = None) -> Outcome:
+        target, samples = self._service.target, self._samples
+        progress = watch(f"{self.options.name}, {f'{rate:g}/s' if rate else f'{clients} clients'}", seconds)
+        if rate:
+            seconds = min(seconds, requests / rate) if requests else seconds
+            return run(drive_open_loop(target, samples, rate=rate, seconds=seconds, progress=progress))
+        load = drive_closed_loop(
+            target,
+            samples,
+            clients=clients or 1,
+            seconds=seconds,
+            requests=requests,
+            progress=progress,
+            is_polite=self._service.is_elsewhere,
+        )
+        return run(load)
 
     def _missing(self) -> str:
         if not self._tritons:
@@ -137,23 +125,17 @@ class Session:
 
 
 def full(session: Session) -> int:
-    """Load the server with the number of clients and the duration in the options."""
-    print(sheet(session.closed(session.options.clients, session.options.duration)))
+    """Load the server as the options say, once."""
+    print(sheet(session.measure(clients=session.options.clients, rate=session.options.rate)))
     return session.finish()
 
 
 def sweep(session: Session) -> int:
     """Measure one number of clients after the other."""
     for clients in SWEEP:
-        session.closed(clients, session.options.duration)
+        session.measure(clients=clients)
     print(overview(session.runs))
     return session.finish(is_search=True)
-
-
-def constant(session: Session) -> int:
-    """Load the server at a constant rate."""
-    print(sheet(session.constant(session.options.rate, session.options.duration)))
-    return session.finish()
 
 
 def sustained(session: Session) -> int:
@@ -162,7 +144,7 @@ def sustained(session: Session) -> int:
     tried: dict[int, Run] = {}
 
     def holds(clients: int) -> bool:
-        tried[clients] = session.closed(clients, session.options.duration)
+        tried[clients] = session.measure(clients=clients)
         return not tried[clients].outcome.failed and tried[clients].outcome.percentile(99) <= limit
 
     best = find_best(holds, lambda clients: tried[clients].outcome.rate, MAX_CLIENTS)
@@ -218,7 +200,7 @@ def add_to(commands: Commands) -> None:
         "full": (full, "--clients for --duration"),
         "sustained": (sustained, "the number of clients with the best throughput whose p99 holds"),
         "sweep": (sweep, f"{', '.join(map(str, SWEEP))} clients"),
-        "open": (constant, "a constant rate; latency from when a request was due"),
+        "open": (full, "a constant rate; latency from when a request was due"),
     }
     for name, (function, description) in entries.items():
         command = commands.add_parser(name, help=f"{description} (a server must run)")
@@ -229,6 +211,7 @@ def add_to(commands: Commands) -> None:
         command.add_argument("--model", help="model to use; by default the server's own")
         command.add_argument("--triton", help="gRPC endpoint of the server's Triton; by default that in the settings")
         add_shared(command, json=None)
+        command.set_defaults(clients=None, rate=None)
         if name == "full":
             command.add_argument("--clients", type=count, default=QUICK_CLIENTS, help="number of concurrent clients")
         if name == "open":

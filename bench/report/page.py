@@ -1,36 +1,20 @@
-"""One HTML page of one or more records, without scripts or downloads: text, and charts in the colours of `page.css`."""
+"""One HTML page of one or more records, without scripts or downloads: their text, and charts in the colours of `page.css`."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
-from typing import Any
-from xml.etree.ElementTree import Element
-
-import pygal
-from pygal.style import Style
+from types import MappingProxyType
 
 from bench.report.measurements import Run
 from bench.report.records import Record
-from bench.report.text import overview
+from bench.report.text import number, overview
 
-_PAGE_STYLE = Path(__file__).with_name("page.css")
+_STYLE = Path(__file__).with_name("page.css")
 _COLOURS = 8
 """Number of colours in the style sheet."""
-_STYLE = Style(
-    background="transparent",
-    plot_background="transparent",
-    foreground="var(--soft)",
-    foreground_strong="var(--ink)",
-    foreground_subtle="var(--grid)",
-    guide_stroke_color="var(--grid)",
-    major_guide_stroke_color="var(--grid)",
-    colors=tuple(f"var(--c{place})" for place in range(_COLOURS)),
-    font_family="inherit",
-)
-_BAR_HEIGHT, _HEIGHT, _WIDTH = 26, 340, 900
-_PERCENTILES = (0, 50, 90, 99, 99.9, 99.99)
+_WIDTH, _HEIGHT = 900, 300
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 
@@ -41,7 +25,7 @@ def page(records: Sequence[tuple[str, Record]]) -> str:
     runs = sorted(((file, run) for file, record in records for run in record.runs), key=lambda pair: pair[1].mode)
     sections += [_section(mode, *_charts(_name(list(group)))) for mode, group in groupby(runs, key=lambda pair: pair[1].mode)]
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Nereid: bench</title>'
-    style = f"<style>\n{_PAGE_STYLE.read_text(encoding='utf-8')}</style>"
+    style = f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>"
     body = f"<h1>Nereid: bench</h1>{''.join(sections)}"
     return f'<!doctype html>\n<html lang="en"><head>{head}{style}</head><body>{body}</body></html>\n'
 
@@ -77,55 +61,52 @@ def _name(runs: Sequence[tuple[str, Run]]) -> dict[str, Run]:
 
 def _charts(runs: Mapping[str, Run]) -> Iterator[str]:
     """Draw the runs of an experiment, by their names."""
-    yield _draw_bars("Requests per second", {name: {"requests/s": run.outcome.rate} for name, run in runs.items()})
+    for figure in ("requests/s", "p50", "p99", "cpu gateway"):
+        yield _draw_bars(figure, {name: value for name, run in runs.items() if (value := run.median(figure)) is not None})
     if answered := {name: _latencies(run) for name, run in runs.items() if run.outcome.histogram.total_count}:
-        ticks = {f"{percent:g}": 100 / (100 - percent) for percent in _PERCENTILES}
-        yield _draw_curves("Latency, ms", answered, "percentile of the answers", ticks)
-    yield _draw_bars("CPU per request by process, ms", {name: run.cpu_ms for name, run in runs.items()})
+        marks = {float(nines): f"{100 - 100 / 10**nines:g} %" for nines in range(1, 6)}
+        yield _draw_curves("latency, ms, over the share of answers", answered, marks, lambda power: number(10**power))
     for name, run in runs.items():
         if run.overload and run.overload.memory:
             workers = enumerate(run.overload.memory, 1)
-            curves = {f"worker {number}": list(zip(one.seconds, one.resident_mib, strict=True)) for number, one in workers}
-            yield _draw_curves(f"Resident memory, MiB: {name}", curves, "seconds since the load began")
+            curves = {f"worker {place}": list(zip(one.seconds, one.resident_mib, strict=True)) for place, one in workers}
+            yield _draw_curves(f"resident memory, MiB, over seconds: {name}", curves)
 
 
 def _latencies(run: Run) -> list[tuple[float, float]]:
-    """Return points of (1 / share of slower responses, milliseconds), as far as there are enough responses."""
+    """Return points of logarithms (1 / share of slower responses, milliseconds), as far as there are enough responses."""
     decades = math.log10(max(run.outcome.histogram.total_count, 10))
-    steps = [10 ** (decades * step / 80) for step in range(81)]
-    return [(step, max(run.outcome.percentile(100 - 100 / step), 1e-3)) for step in steps]
+    steps = [decades * step / 80 for step in range(81)]
+    return [(step, math.log10(max(run.outcome.percentile(100 - 100 / 10**step), 1e-3))) for step in steps]
 
 
-def _draw_curves(title: str, curves: Curves, across: str, ticks: Mapping[str, float] | None = None) -> str:
-    """Draw curves over the axis `across`; with ticks, both axes are logarithmic."""
-    labels = ticks and [{"label": label, "value": value} for label, value in ticks.items()]
-    chart = pygal.XY(**_options(title, _HEIGHT), x_title=across, x_labels=labels, logarithmic=bool(ticks), show_dots=not ticks)
-    for name, points in curves.items():
-        chart.add(name, points)
-    return _render(chart)
+def _draw_bars(title: str, bars: Mapping[str, float]) -> str:
+    """Draw bars below each other, in the order of their names."""
+    most = max(bars.values(), default=0) or 1
+    rows = "".join(
+        f'<tr><td>{escape(name)}<td>{number(value)}<td class="bar"><div style="width:{100 * value / most:.1f}%"></div>'
+        for name, value in bars.items()
+    )
+    return f"<table><caption>{escape(title)}</caption>{rows}</table>"
 
 
-def _draw_bars(title: str, bars: Mapping[str, Mapping[str, float]]) -> str:
-    """Draw bars of stacked parts below each other, the first one on top."""
-    names = [*bars][::-1]
-    chart = pygal.HorizontalStackedBar(**_options(title, 110 + _BAR_HEIGHT * len(bars)), x_labels=names)
-    for part in dict.fromkeys(part for parts in bars.values() for part in parts):
-        chart.add(part, [bars[name].get(part) for name in names])
-    return _render(chart)
-
-
-def _options(title: str, height: int) -> dict[str, Any]:
-    return {"title": title, "height": height, "width": _WIDTH, "style": _STYLE, "js": (), "truncate_legend": -1}
-
-
-def _render(chart: Any) -> str:  # noqa: ANN401 - pygal has no types
-    chart.add_xml_filter(_without_scripts)
-    return str(chart.render(is_unicode=True, disable_xml_declaration=True))
-
-
-def _without_scripts(root: Element) -> Element:
-    """Remove what shows tooltips."""
-    for parent in list(root.iter()):
-        for script in parent.findall("script"):
-            parent.remove(script)
-    return root
+def _draw_curves(
+    title: str, curves: Curves, marks: Mapping[float, str] = MappingProxyType({}), show: Callable[[float], str] = number
+) -> str:
+    """Draw curves in one frame, with lines at the marks; the caption shows the smallest and the largest value."""
+    points = [point for curve in curves.values() for point in curve]
+    (left, right), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
+    across, up = _WIDTH / ((right - left) or 1), _HEIGHT / ((high - low) or 1)
+    lines = "".join(
+        f'<polyline stroke="var(--c{place % _COLOURS})" points="'
+        f'{" ".join(f"{(x - left) * across:.1f},{_HEIGHT - (y - low) * up:.1f}" for x, y in curve)}"/>'
+        for place, curve in enumerate(curves.values())
+    )
+    lines += "".join(
+        f'<path d="M{(at - left) * across:.1f},0 v{_HEIGHT}"/><text x="{(at - left) * across + 4:.1f}" y="12">{escape(text)}</text>'
+        for at, text in marks.items()
+        if left <= at <= right
+    )
+    names = ", ".join(f'<b style="color:var(--c{place % _COLOURS})">{escape(name)}</b>' for place, name in enumerate(curves))
+    svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}">{lines}</svg>'
+    return f"<figure>{svg}<figcaption>{escape(title)}: {show(low)} to {show(high)}; {names}</figcaption></figure>"
