@@ -7,7 +7,7 @@ import pytest
 
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
-from bench.harness import burst
+from bench.experiments import overload as burst
 from bench.harness.triton import Triton, embedded_triton, fixture_triton
 from bench.models.repository import write_fixture
 
@@ -22,7 +22,7 @@ def short_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def fixtures() -> Iterator[Triton]:
-    with fixture_triton() as triton:
+    with fixture_triton(['null','wait_20','sim_gpu']) as triton:
         yield triton
 
 

@@ -14,7 +14,6 @@ from app.triton.shared_memory import SHM
 from bench.harness.environments import REFERENCE
 from bench.load.images import Sample
 from bench.load.outcome import Outcome, encode_latencies
-from bench.report.contests import Contest, ContestantResult
 from bench.report.measurements import Measurement, Overload, Run, TritonUse, WorkerMemory
 from bench.report.records import Record, make_record
 
@@ -149,16 +148,6 @@ def make_measurement(rate: float, cpu: float = 3.0) -> Measurement:
     """Make up a measurement with this throughput and CPU time of the gateway."""
     outcome = make_outcome([5.0, 9.0], s200=round(2 * rate))
     return Measurement(outcome=outcome, triton=USE, cpu_ms={**CPU, "gateway": cpu})
-
-
-def make_contest(**changes: object) -> Contest:
-    """Make up a contest of three rounds in which `nereid` does 3.5 times what `reference` does."""
-    entries = [
-        ContestantResult(name=name, model="null", rounds=[make_measurement(scale * rate) for rate in (90.0, 100.0, 130.0)])
-        for name, scale in (("reference", 1.0), ("nereid", 3.5))
-    ]
-    contest = Contest(title="null, 32 clients", clients=32, workers=2, seconds=2.0, entries=entries)
-    return msgspec.structs.replace(contest, **changes)
 
 
 def make_runs_record(*runs: Run) -> Record:
