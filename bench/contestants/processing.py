@@ -12,10 +12,8 @@ OUTPUTS = ("num_dets", "det_boxes", "det_scores", "det_classes")
 """Outputs of a detector: number of rows (1, 1); boxes (1, n, 4) x1 y1 x2 y2 in pixels of the canvas; scores (1, n), descending;
 class ids (1, n)."""
 
-_SIDE, _CLASSIFIER_SIDE = 640, 224
-_KEPT = 0.875  # of the shorter side
+_SIDE = 640
 _PAD = 114
-_CLASSES = 5
 _MIN_CONFIDENCE = 0.25
 
 
@@ -43,16 +41,6 @@ def letterbox(data: bytes) -> Letterboxed:
     canvas = np.full((_SIDE, _SIDE, 3), _PAD, np.uint8)
     canvas[top : top + inner[1], left : left + inner[0]] = np.asarray(image.resize(inner, Image.Resampling.BILINEAR))
     return Letterboxed(canvas, scale, left, top, width, height)
-
-
-def center_crop(data: bytes) -> NDArray[np.uint8]:
-    """Decode an image, and scale and crop it for a classifier; return shape (224, 224, 3), RGB."""
-    image = Image.open(BytesIO(data)).convert("RGB")
-    scale = _CLASSIFIER_SIDE / _KEPT / min(image.size)
-    width, height = round(image.width * scale), round(image.height * scale)
-    left, top = (width - _CLASSIFIER_SIDE) // 2, (height - _CLASSIFIER_SIDE) // 2
-    resized = image.resize((width, height), Image.Resampling.BICUBIC)
-    return np.asarray(resized.crop((left, top, left + _CLASSIFIER_SIDE, top + _CLASSIFIER_SIDE)))
 
 
 def normalize(canvas: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -85,10 +73,3 @@ def describe(image: Letterboxed, labels: list[str], tensors: Sequence[NDArray[An
         )
     size = {"width": image.width, "height": image.height}
     return {"detections": detections, "num_detections": len(detections), "status": "success", "image": size}
-
-
-def describe_classes(labels: list[str], probabilities: NDArray[np.float32]) -> dict[str, Any]:
-    """Build the response of a classifier: the five most probable classes, of probabilities (1, classes)."""
-    best = [int(id_) for id_ in np.argsort(probabilities[0])[: -_CLASSES - 1 : -1]]
-    classes = [{"class_id": id_, "class_name": labels[id_], "confidence": float(probabilities[0, id_])} for id_ in best]
-    return {"classifications": classes, "num_classifications": len(classes), "status": "success"}

@@ -17,10 +17,9 @@ from bench.load.driver import run
 from bench.load.images import given_samples
 from bench.load.open_loop import CONNECTIONS, drive_open_loop
 from bench.load.outcome import Outcome
-from bench.report.machine import describe_machine
 from bench.report.measurements import UNKNOWN_MODEL, Run
 from bench.report.progress import say, watch
-from bench.report.records import make_record, save_record
+from bench.report.records import describe_machine, make_record, save_record
 from bench.report.text import overview, places, sheet
 
 QUICK_CLIENTS, QUICK_SECONDS = 16, 30.0
@@ -43,12 +42,7 @@ class Session:
     """A server, the requests to it, and the runs so far."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Prepare the session without sending requests.
-
-        Raises:
-            ContestantError: As for `reach`.
-            ValueError: There is no image to send, or the URL is none.
-        """
+        """Prepare the session without sending requests. Errors as for `reach` and `given_samples`."""
         self.options = options
         self.runs: list[Run] = []
         self._model: str = options.model or ""
@@ -159,13 +153,8 @@ def sustained(session: Session) -> int:
 def find_best(holds: Callable[[int], bool], rate: Callable[[int], float], max_clients: int) -> int | None:
     """Double the clients until the latency limit breaks or throughput falls twice; then search between the best's neighbours.
 
-    Args:
-        holds: Measures with this number of clients, and returns whether the latency limit holds. Called once per number.
-        rate: Returns the measured throughput.
-        max_clients: Maximum number of clients.
-
-    Returns:
-        The smallest number of clients with the best throughput; None if the limit does not hold with one client.
+    `holds` measures with a number of clients, each once, and returns whether the limit holds; `rate` returns the throughput then.
+    The result is the smallest number of clients with the best throughput; None if the limit does not hold with one client.
     """
     good: list[int] = []
     tried: list[int] = []

@@ -14,7 +14,7 @@ from bench.experiments.options import count
 from bench.harness.errors import ContestantError
 from bench.load.outcome import Outcome
 from bench.load.target import Target, is_loopback, parse_target
-from bench.report.machine import Server, describe_server
+from bench.report.records import Server, describe_server
 from bench.report.text import responses
 
 MAX_CONNECTIONS, MAX_RATE, MAX_SECONDS, MAX_REQUESTS = 256, 1000.0, 600.0, 100_000

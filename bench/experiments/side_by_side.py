@@ -9,31 +9,30 @@ from pathlib import Path
 
 from app.host import program
 from bench.experiments.options import Commands, add_shared, describe
-from bench.experiments.stages import IMAGE_STEPS, image_files, spend
+from bench.experiments.stages import image_files, spend
 from bench.harness.contest import Case, hold
 from bench.harness.environments import REFERENCE
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import BATCH1, BEFORE, DEFAULT, NAMES, NEREID, lineup_of
 from bench.harness.processes import require_checkout
 from bench.harness.triton import pulled
-from bench.load.images import Sample, classifier_samples, coco_samples, large_sample, unlabelled_samples
+from bench.load.images import Sample, coco_samples, large_sample, unlabelled_samples
 from bench.load.outcome import Outcome, encode_latencies
-from bench.models.repository import CLASSIFIER, YOLO
-from bench.report.machine import describe_machine
+from bench.models.repository import YOLO
 from bench.report.measurements import Measurement, Run
-from bench.report.records import make_record, save_record
+from bench.report.records import describe_machine, make_record, save_record
 from bench.report.text import overview
 
 Plan = Iterator[tuple[str, list[Case]]]
 """Titles and cases of contests, one after the other."""
 
-MODELS = ("null", "sim_gpu", YOLO)
+MODELS = ("null", "sim_gpu")
 CAPACITY_CLIENTS = (1, 6, 24)
 MASKS = ("none", "polygon", "rle", "png")
 """Values of `masks`; the others are compared with the first one."""
 
 _CORES = len(os.sched_getaffinity(0))
-_BASES = ("reference", "reference_uint8", "in_process", BATCH1)
+_BASES = ("reference", "reference_uint8")
 _DECODE, _HTTP, _FORWARDED = "decode alone", "http_only", "http_and_triton"
 
 
@@ -126,16 +125,16 @@ def _versus(options: argparse.Namespace) -> Plan:
 
 
 def _load(options: argparse.Namespace) -> Plan:
-    yield f"{options.model}, {options.clients} clients", _everyone(options, _samples(options), options.clients)
+    yield f"{options.model}, {options.clients} clients", _everyone(options, unlabelled_samples(), options.clients)
 
 
 def _one(options: argparse.Namespace) -> Plan:
-    yield f"{options.model}, one client", _everyone(options, _samples(options), 1)
+    yield f"{options.model}, one client", _everyone(options, unlabelled_samples(), 1)
 
 
 def _photo(options: argparse.Namespace) -> Plan:
-    photo = large_sample() if options.model == YOLO else large_sample()._replace(expected=frozenset())
-    yield f"{options.model}, one client, 12 megapixels", _everyone(options, [photo], 1)
+    photo = [large_sample()._replace(expected=frozenset())]
+    yield f"{options.model}, one client, 12 megapixels", _everyone(options, photo, 1)
 
 
 def _batching(options: argparse.Namespace) -> Plan:
@@ -145,34 +144,17 @@ def _batching(options: argparse.Namespace) -> Plan:
     yield f"batching against batches of one, {clients} clients, simulated GPU", cases
 
 
-def _in_process(options: argparse.Namespace) -> Plan:
-    names = [name for name in options.only or NAMES if name in {"in_process", "nereid_inline", "nereid_shm"}]
-    for model, samples, path in (
-        (YOLO, coco_samples(), "/detect"),
-        (CLASSIFIER, classifier_samples(), "/classify"),
-    ):
-        for clients in (1, 6):
-            cases = [Case(name, samples, clients, model, path=path, bases=_bases(name, names)) for name in names]
-            yield f"{model}: ONNX Runtime in the process against Triton, {clients} clients", cases
-
-
-_CONTESTS = {"load": _load, "one": _one, "photo": _photo, "batching": _batching, "in_process": _in_process}
+_CONTESTS = {"load": _load, "one": _one, "photo": _photo, "batching": _batching}
 """The contests of `versus`.
 
 `load`: all contestants, `--clients` clients. `one`: the same with one client. `photo`: one client, an image of 12 megapixels,
 which all but `nereid_file` decode whole. `batching`: the simulated GPU against the same without batches, 64 clients.
-`in_process`: a detector and a classifier through Triton against ONNX Runtime in the web server's process, 1 and 6 clients.
 """
 
 
 def _everyone(options: argparse.Namespace, samples: Sequence[Sample], clients: int) -> list[Case]:
-    # `in_process` does not use Triton, so it cannot run the fixtures.
-    names = [name for name in options.only or NAMES if name != "in_process" or options.model == YOLO]
+    names = options.only or NAMES
     return [Case(name, samples, clients, options.model, bases=_bases(name, names)) for name in names]
-
-
-def _samples(options: argparse.Namespace) -> Sequence[Sample]:
-    return coco_samples() if options.model == YOLO else unlabelled_samples()
 
 
 def _bases(name: str, names: Sequence[str]) -> list[str]:
@@ -191,7 +173,7 @@ def _with_counterpart(case: Case) -> Iterator[Case]:
 
 def _decode(files: Path, seconds: float) -> Measurement:
     """Decode and letterbox on all cores, onto a reused canvas."""
-    spent = spend("nereid_shm", files, seconds, count=_CORES, steps=IMAGE_STEPS)
+    spent = spend("nereid_shm", files, seconds, _CORES)
     images, empty = sum(one.images for one in spent), encode_latencies(())
     outcome = Outcome(max(one.seconds for one in spent), images, {"200": images}, empty, {}, 0.0)
     return Measurement(outcome=outcome, cpu_ms={"gateway": sum(one.total for one in spent) / len(spent)})

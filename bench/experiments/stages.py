@@ -1,22 +1,138 @@
-"""CPU time from an encoded image to a canvas by step: one process per candidate, medians of several interleaved runs."""
+"""CPU time from an encoded image to a canvas by step: Nereid's own functions beside plain libraries, in interleaved runs."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from time import perf_counter, process_time
+from typing import Any, NamedTuple
 
-from bench.experiments.candidates import CANDIDATES, time_steps
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from app.imaging.decode import decode
+from app.imaging.fit import Letterbox
+from app.imaging.header import ImageHeader, PixelLimits, read_header
+from app.imaging.transform import ImageTransform
 from bench.experiments.options import Commands, add_shared
 from bench.harness.processes import processes
 from bench.load.images import unlabelled_samples
 from bench.report.progress import say
 from bench.report.text import spread
 
-IMAGE_STEPS = ("header", "decode", "letterbox")
-"""The steps that all candidates have, in one or another."""
+Canvas = NDArray[np.uint8]
+Steps = dict[str, Callable[[Any], Any]]
+"""Each takes the result of the previous step; the first one takes the bytes of an image."""
+
+_SIDE, _PAD = 640, 114
+_PIXEL_LIMITS = PixelLimits(jpeg=50_000_000, non_jpeg=50_000_000)
+
+
+def _new_canvas() -> Canvas:
+    return np.empty((_SIDE, _SIDE, 3), np.uint8)
+
+
+def _nereid(allocate_canvas: Callable[[], Canvas] = _new_canvas) -> Steps:
+    """Draw on a new canvas for each image."""
+    letterbox = Letterbox((_SIDE, _SIDE), "center", enlarge=True, pad=_PAD)
+
+    def decode_step(header: ImageHeader) -> tuple[Canvas, ImageTransform, Canvas]:
+        canvas = allocate_canvas()
+        transform = letterbox.fit(header.width, header.height)
+        return decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas
+
+    return {
+        "header": lambda data: read_header(data, _PIXEL_LIMITS),
+        "decode": decode_step,
+        "letterbox": lambda decoded: letterbox.draw(*decoded),
+    }
+
+
+def _nereid_shm() -> Steps:
+    """Draw on a reused canvas, like a slot in shared memory."""
+    canvas = np.zeros((_SIDE, _SIDE, 3), np.uint8)
+    return _nereid(lambda: canvas)
+
+
+def _opencv() -> Steps:
+    """OpenCV for everything."""
+
+    def letterbox(pixels: Canvas) -> Canvas:
+        canvas, inside, _ = _fit(pixels.shape[1], pixels.shape[0])
+        cv2.resize(pixels, inside.shape[1::-1], dst=inside)
+        return canvas
+
+    return {
+        "decode": lambda data: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB),
+        "letterbox": letterbox,
+    }
+
+
+def _pillow() -> Steps:
+    """Pillow in this environment (pillow-simd in Nereid's), with its affine transform as the resize."""
+
+    def letterbox(image: Image.Image) -> Canvas:
+        canvas, inside, scale = _fit(image.width, image.height)
+        size = inside.shape[1], inside.shape[0]
+        if size != image.size:
+            coefficients = (1 / scale, 0, 0, 0, 1 / scale, 0)
+            image = image.transform(size, Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
+        inside[:] = np.asarray(image)
+        return canvas
+
+    return {
+        "header": lambda data: Image.open(BytesIO(data)),
+        "decode": lambda image: image.convert("RGB"),
+        "letterbox": letterbox,
+    }
+
+
+CANDIDATES: dict[str, Callable[[], Steps]] = {"nereid": _nereid, "nereid_shm": _nereid_shm, "opencv": _opencv, "pillow": _pillow}
+
+
+def time_steps(name: str, folder: Path, seconds: float) -> tuple[int, float, dict[str, float]]:
+    """Run the steps of a candidate on one image of a folder after the other.
+
+    Returns:
+        Number of images; seconds that they took; and CPU milliseconds per image by step.
+    """
+    cv2.setNumThreads(1)
+    images = [file.read_bytes() for file in sorted(folder.iterdir())]
+    steps = CANDIDATES[name]()
+    for image in images:  # warm up libraries and allocator
+        _run(steps, image, {})
+    totals: dict[str, float] = {}
+    count, start = 0, perf_counter()
+    while (elapsed := perf_counter() - start) < seconds:
+        _run(steps, images[count % len(images)], totals)
+        count += 1
+    return count, elapsed, {step: total / count * 1e3 for step, total in totals.items()}
+
+
+def _run(steps: Steps, value: Any, totals: dict[str, float]) -> None:  # noqa: ANN401 - steps differ in it
+    kept = [value]  # otherwise the time of a step would include freeing the previous one's objects
+    for step, work in steps.items():
+        before = process_time()
+        kept.append(work(kept[-1]))
+        totals[step] = totals.get(step, 0.0) + process_time() - before
+    before = process_time()
+    kept.clear()
+    totals["free"] = totals.get("free", 0.0) + process_time() - before
+
+
+def _fit(width: int, height: int) -> tuple[Canvas, Canvas, float]:
+    """Return a padded canvas, the part of it for an image of this size, and the scale of the image."""
+    scale = min(_SIDE / width, _SIDE / height)
+    inner = round(width * scale), round(height * scale)
+    canvas = np.full((_SIDE, _SIDE, 3), _PAD, np.uint8)
+    left, top = (_SIDE - inner[0]) // 2, (_SIDE - inner[1]) // 2
+    return canvas, canvas[top : top + inner[1], left : left + inner[0]], scale
+
 
 _BASE = "nereid_shm"
 
@@ -33,11 +149,6 @@ class Spent(NamedTuple):
     def total(self) -> float:
         """CPU milliseconds per image."""
         return sum(self.milliseconds.values())
-
-    @property
-    def imaging(self) -> float:
-        """CPU milliseconds per image from file to canvas."""
-        return sum(self.milliseconds.get(step, 0.0) for step in IMAGE_STEPS)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,7 +167,7 @@ def run(options: argparse.Namespace) -> int:
 
 def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
-    command = commands.add_parser("stages", help="CPU time of decoding, fitting and encoding by step, beside other libraries")
+    command = commands.add_parser("stages", help="CPU time of decoding and fitting by step, beside other libraries")
     add_shared(command, seconds=2.0, rounds=5)
     command.set_defaults(run=run)
 
@@ -68,10 +179,10 @@ def describe(spent: Mapping[str, Sequence[Spent]]) -> Iterator[str]:
         steps = {step: median(one.milliseconds[step] for one in runs) for step in runs[0].milliseconds}
         parts = ", ".join(f"{step} {value:.3f}" for step, value in steps.items())
         yield f"{name:{width}} {median(one.total for one in runs):6.2f} = {parts}"
-    yield f"{', '.join(IMAGE_STEPS)}, relative to {_BASE}, median of the runs' ratios (min..max):"
+    yield f"relative to {_BASE}, median of the runs' ratios (min..max):"
     for name, runs in spent.items():
         if name != _BASE:
-            yield f"  {name} {spread([one.imaging / base.imaging for one, base in zip(runs, spent[_BASE], strict=True)])}"
+            yield f"  {name} {spread([one.total / base.total for one, base in zip(runs, spent[_BASE], strict=True)])}"
 
 
 @contextmanager
@@ -83,8 +194,8 @@ def image_files() -> Iterator[Path]:
         yield Path(target)
 
 
-def spend(name: str, files: Path, seconds: float, *, count: int = 1, steps: Sequence[str] = ()) -> list[Spent]:
-    """Run steps of a candidate, or all, on a folder of images, in `count` new processes at the same time."""
+def spend(name: str, files: Path, seconds: float, count: int = 1) -> list[Spent]:
+    """Run a candidate on a folder of images, in `count` new processes at the same time."""
     with processes(count) as pool:
-        running = [pool.submit(time_steps, name, files, seconds, tuple(steps)) for _ in range(count)]
+        running = [pool.submit(time_steps, name, files, seconds) for _ in range(count)]
         return [Spent(*one.result()) for one in running]

@@ -140,12 +140,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _require_file(file: Path, present: Variant) -> None:
-    """Check that a file is the config of the running model.
-
-    Raises:
-        ContestantError: It is another config.
-        ConfigFileError: It cannot be read.
-    """
+    """Raise ContestantError if a file is not the config of the running model."""
     written = read_variant(read_config_file(file), has_threads=present.threads is not None, calls=present.calls)
     if written != present:
         raise ContestantError(f"{file} is not the config that Triton uses: {written}; it uses: {present}")
@@ -165,14 +160,7 @@ def _apply(file: Path, chosen: Variant, present: Variant, *, is_written: bool) -
 def result_lines(
     tried: Mapping[Variant, Trial], rounds: Mapping[Variant, Sequence[Trial]], present: Variant, chosen: Variant
 ) -> Iterator[str]:
-    """Describe all measurements, with the Pareto front marked, and the choice.
-
-    Args:
-        tried: Measurements of the search.
-        rounds: Measurements of some variants in interleaved rounds.
-        present: The current variant.
-        chosen: The recommended variant.
-    """
+    """Describe all measurements, of the search and of the interleaved rounds, with the Pareto front marked, and the choice."""
     found = {variant: figures(trials) for variant, trials in rounds.items()}
     count = min(map(len, rounds.values()), default=0)
     front = pareto_front(found)

@@ -42,11 +42,7 @@ class Case(NamedTuple):
 
 
 def hold(mode: str, cases: Sequence[Case], lineup: Lineup, seconds: float, rounds: int) -> list[Run]:
-    """Start and warm up all servers, then measure each case in turn, in several rounds. Servers that do not start are left out.
-
-    Raises:
-        ContestantError: A server that has started does not listen any more.
-    """
+    """Start and warm up all servers, then measure each case in turn, in several rounds. Servers that do not start are left out."""
     with ExitStack() as stack:
         servers: dict[tuple[str, str], tuple[Contestant, Running] | None] = {}
         for case in cases:
@@ -64,18 +60,9 @@ def hold(mode: str, cases: Sequence[Case], lineup: Lineup, seconds: float, round
                 if case.work:
                     measured.append(case.work(seconds))
                 elif server:
-                    measured.append(measure(lineup, *server, case, seconds))
+                    measured.append(meters_of(lineup, *server).read(_drive(server[1], case, seconds)))
         say()
         return [_to_run(mode, case, server, measured) for case, server, measured in held]
-
-
-def measure(lineup: Lineup, contestant: Contestant, server: Running, case: Case, seconds: float) -> Measurement:
-    """Measure one case for one round.
-
-    Raises:
-        ContestantError: The server does not listen any more.
-    """
-    return meters_of(lineup, contestant, server).read(_drive(server, case, seconds))
 
 
 def meters_of(lineup: Lineup, contestant: Contestant, server: Running) -> Meters:

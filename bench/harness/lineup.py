@@ -14,13 +14,13 @@ from bench.harness.errors import ContestantError
 from bench.harness.ports import find_free
 from bench.harness.processes import ROOT, Running, running
 from bench.harness.triton import Triton, fixture_triton
-from bench.models.repository import network_of, read_labels
+from bench.models.repository import read_labels
 
 NEREID = ("nereid_inline", "nereid_shm", "nereid_file")
 """Nereid's contestants: pixels in the gRPC message, pixels in shared memory, and the encoded file in shared memory."""
-OTHERS = ("reference", "reference_uint8", "in_process")
-"""The other contestants, run in the reference's environment: FastAPI with a blocking gRPC client per worker, the same with a model
-of bytes, and FastAPI with an ONNX Runtime session in its one worker."""
+OTHERS = ("reference", "reference_uint8")
+"""The other contestants, run in the reference's environment: FastAPI with a blocking gRPC client per worker, and the same with a
+model of bytes."""
 NAMES = (*OTHERS, *NEREID)
 MINIMAL = ("http_only", "http_and_triton")
 """The minimal server, which reads bodies: it responds at once, or sends them to Triton's `null_file` first."""
@@ -65,14 +65,9 @@ class Lineup:
         settings: Mapping[str, str] = MappingProxyType({}),
         before: Path | None = None,
     ) -> None:
-        """Prepare for contestants.
+        """Prepare for contestants with so many processes, whose output goes to the folder `logs`.
 
-        Args:
-            triton: The Triton that runs their models.
-            workers: Number of processes of each.
-            logs: The folder for their output.
-            settings: More environment variables for Nereid.
-            before: The checkout that `@before` contestants run from, or the one-file program.
+        Nereid gets `settings` as environment variables, and that of `@before` runs from the checkout or one file `before`.
         """
         self.triton = triton
         self.workers = workers
@@ -81,11 +76,7 @@ class Lineup:
         self._before = before
 
     def contestant(self, name: str, model: str) -> Contestant:
-        """Describe a contestant with a model, or with the variant of the model that it needs.
-
-        Raises:
-            ContestantError: It cannot take part; the message has the reason.
-        """
+        """Describe a contestant with a model, or with the variant that it needs; raise ContestantError if it cannot take part."""
         (port,) = find_free(1)
         if name in OTHERS:
             return self._uvicorn(name, model, port)
@@ -94,11 +85,7 @@ class Lineup:
         return self._nereid(name, model, port)
 
     def start(self, contestant: Contestant) -> AbstractContextManager[Running]:
-        """Run a contestant until the block ends.
-
-        Raises:
-            ContestantError: As for `running`.
-        """
+        """Run a contestant until the block ends; raise ContestantError if it does not start."""
         log = self._logs / f"{contestant.port}.log"
         return running(contestant.command, contestant.environment, contestant.port, contestant.probe, log, contestant.checkout)
 
@@ -116,16 +103,15 @@ class Lineup:
         )
 
     def _uvicorn(self, name: str, model: str, port: int) -> Contestant:
-        is_local, takes_bytes = name == "in_process", name == "reference_uint8"
-        asked = model if is_local or takes_bytes else f"{model}_fp32"
-        workers = 1 if is_local else self.workers
-        app = f"bench.contestants.{name.removesuffix('_uint8')}:app"
+        takes_bytes = name == "reference_uint8"
+        asked = model if takes_bytes else f"{model}_fp32"
+        options = [f"--port={port}", f"--workers={self.workers}", *_UVICORN]
         return Contestant(
             name=name,
-            command=[str(REFERENCE.python()), "-m", "uvicorn", app, f"--port={port}", f"--workers={workers}", *_UVICORN],
+            command=[str(REFERENCE.python()), "-m", "uvicorn", "bench.contestants.reference:app", *options],
             environment={
                 "BENCH_TRITON": self.triton.address,
-                "BENCH_MODEL": str(network_of(self.triton.repository / model)) if is_local else asked,
+                "BENCH_MODEL": asked,
                 "BENCH_LABELS": read_labels(self.triton.repository, asked),
                 "BENCH_TENSOR": "UINT8" if takes_bytes else "FP32",
                 "GRPC_ENABLE_FORK_SUPPORT": "1",
@@ -134,8 +120,7 @@ class Lineup:
             port=port,
             probe="/health",
             model=asked,
-            uses_triton=not is_local,
-            workers=workers,
+            workers=self.workers,
         )
 
     def _nereid(self, name: str, model: str, port: int) -> Contestant:
@@ -170,10 +155,6 @@ class Lineup:
 def lineup_of(
     models: Collection[str], workers: int, settings: Mapping[str, str] = MappingProxyType({}), before: Path | None = None
 ) -> Iterator[Lineup]:
-    """Run a Triton with these models until the block ends, and yield a lineup for it.
-
-    Raises:
-        ContestantError: As for `fixture_triton`.
-    """
+    """Run a Triton with these models until the block ends, and yield a lineup for it."""
     with fixture_triton(models) as triton, TemporaryDirectory(prefix="nereid-bench-") as logs:
         yield Lineup(triton, workers, Path(logs), settings, before)

@@ -65,7 +65,7 @@ class Meters:
 @contextmanager
 def sampled_memory(processes: Sequence[psutil.Process]) -> Iterator[list[WorkerMemory]]:
     """Sample the memory of processes in a thread until the block ends: one series per process, up to the end of the process."""
-    series = [WorkerMemory([], [], []) for _ in processes]
+    series = [WorkerMemory([], []) for _ in processes]
     started, is_over = perf_counter(), Event()
 
     def sample() -> None:
@@ -73,10 +73,9 @@ def sampled_memory(processes: Sequence[psutil.Process]) -> Iterator[list[WorkerM
             began = perf_counter()
             for process, one in zip(processes, series, strict=True):
                 with suppress(psutil.Error):
-                    memory = process.memory_full_info()
+                    memory = process.memory_info()
                     one.seconds.append(round(perf_counter() - started, 2))
                     one.resident_mib.append(round(memory.rss / MIB, 1))
-                    one.proportional_mib.append(round(memory.pss / MIB, 1))
             if is_over.wait(began + 1 / SAMPLES_PER_SECOND - perf_counter()):
                 return
 

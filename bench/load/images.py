@@ -15,8 +15,6 @@ COCO_FOLDER = _ROOT.parent / "shared" / "images"
 """Images of COCO; optional."""
 EXPECTED = {"astronaut": frozenset({"person"}), "chelsea": frozenset({"cat"}), "coffee": frozenset({"cup"})}
 """Classes that every detector must find in the sample images."""
-# Classes of ImageNet that a classifier must find where a detector finds those of COCO.
-_IMAGENET = {"cat": "Egyptian Mau", "cup": "espresso"}
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"}
 SEED = 4603
 SIZES = {
@@ -64,14 +62,6 @@ def unlabelled_samples() -> tuple[Sample, ...]:
         jpegs = (sample for sample in _read(COCO_FOLDER) if sample.body.startswith(b"\xff\xd8"))
         samples = tuple(sample._replace(body=_shrink(sample.body, _COCO_SIDE)) for sample in jpegs)
     return tuple(sample._replace(expected=frozenset()) for sample in samples)
-
-
-def classifier_samples() -> list[Sample]:
-    """Return COCO-sized images with the classes that a classifier of ImageNet must find in them."""
-    return [
-        each._replace(expected=frozenset(_IMAGENET[name] for name in {*_IMAGENET} & set(each.expected or ())))
-        for each in coco_samples()
-    ]
 
 
 def large_sample() -> Sample:

@@ -72,8 +72,6 @@ class WorkerMemory(msgspec.Struct, frozen=True):
     """Times of the samples since the start of the load."""
     resident_mib: list[float]
     """Memory including shared memory."""
-    proportional_mib: list[float]
-    """Memory including its proportional part of shared memory."""
 
 
 class Overload(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,14 +95,10 @@ class Overload(msgspec.Struct, frozen=True, kw_only=True):
         numbers = {"offered/s": self.offered, "peak/s": self.peak}
         if self.before_ms and self.after_ms:
             numbers["recovery"] = self.after_ms / self.before_ms
-        for name, series in (
-            ("resident", [worker.resident_mib for worker in self.memory if worker.seconds]),
-            ("proportional", [worker.proportional_mib for worker in self.memory if worker.seconds]),
-        ):
-            if series:
-                numbers[f"{name} MiB before"] = max(values[0] for values in series)
-                numbers[f"{name} MiB peak"] = max(max(values) for values in series)
-                numbers[f"{name} MiB after"] = max(values[-1] for values in series)
+        if series := [worker.resident_mib for worker in self.memory if worker.seconds]:
+            for name, place in (("before", 0), ("after", -1)):
+                numbers[f"resident MiB {name}"] = max(values[place] for values in series)
+            numbers["resident MiB peak"] = max(map(max, series))
         return numbers
 
 

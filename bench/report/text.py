@@ -5,50 +5,26 @@ from statistics import median
 
 from bench.load.driver import BUSY_SHARE
 from bench.load.outcome import Outcome
-from bench.report.machine import Machine, Server
 from bench.report.measurements import PERCENTILES, Run
+from bench.report.records import Machine, Server
 
 COMPARED = {"throughput": "requests/s", "gateway's CPU": "cpu gateway", "p50": "p50"}
 """Titles of the ratios between runs, and their figures."""
 
 _BATCHES_SHOWN = 6
-_COLUMNS = {
-    "offered/s": "offered/s",
-    "goodput/s": "goodput",
-    "requests/s": "requests/s",
-    "mean": "mean",
-    **{f"p{percent}": f"p{percent}" for percent in PERCENTILES},
-    "max": "max",
-    "outside": "outside",
-    "errors %": "errors %",
-    "batch": "mean batch",
-    "queue": "queue",
-    "late p99": "sent late p99",
-    "rejected p50": "rejected p50",
-    "rejected p99": "rejected p99",
-    "gateway": "cpu gateway",
-    "Triton": "cpu triton",
-    "stubs": "cpu stubs",
-    "client": "cpu client",
-    "model's CPU %": "model's CPU %",
-    "kB": "kB",
-    "/livez p99": "/livez p99",
-    "MiB": "worker MiB",
-    "unshared": "unshared MiB",
-    "RSS before": "resident MiB before",
-    "RSS peak": "resident MiB peak",
-    "RSS after": "resident MiB after",
-    "PSS peak": "proportional MiB peak",
-    "recovery": "recovery",
-}
-"""Columns of a table and the figures in them; a table has those that one of its runs has."""
+_COLUMNS = (
+    *("offered/s", "goodput", "requests/s", "mean", *(f"p{percent}" for percent in PERCENTILES), "max", "outside", "errors %"),
+    *("mean batch", "queue", "sent late p99", "rejected p50", "rejected p99"),
+    *("cpu gateway", "cpu triton", "cpu stubs", "cpu client", "model's CPU %", "worker MiB", "unshared MiB"),
+    *("resident MiB before", "resident MiB peak", "resident MiB after", "recovery"),
+)
+"""Figures in the columns of a table, which has those that one of its runs has."""
 _NOTES = {
-    "": "times in ms; gateway, Triton, stubs, client: CPU per request",
+    "": "times in ms; cpu: per request, of the gateway, of Triton, of the processes of its models and of the client",
     "outside": "outside: median of what is neither decoding nor Triton, as the client sees it",
     "goodput": "p50 to max: of correct answers, from when a request was due; rejected: of 429 and 503",
-    "sent late p99": "late p99: 99 of 100 requests were sent or dropped within this time",
-    "worker MiB": "MiB, unshared: memory of the largest worker, and the part that no other process uses",
-    "resident MiB peak": "RSS, PSS: memory of the largest worker, MiB: resident, and with an equal part of what it shares",
+    "sent late p99": "sent late p99: 99 of 100 requests were sent or dropped within this time",
+    "worker MiB": "MiB: memory of the largest worker; unshared: the part that no other process uses",
     "recovery": "recovery: median latency of a single client after the load, divided by that before it; a dash: no correct answer",
 }
 """What a figure in the table means."""
@@ -81,13 +57,15 @@ def places(machine: Machine, server: Server) -> str:
 
 def overview(runs: Sequence[Run]) -> str:
     """Format a table of runs, which have their medians in it, the ratios to their bases, and remarks."""
-    figures = {name: figure for name, figure in _COLUMNS.items() if any(run.values(figure) for run in runs)}
+    figures = [figure for figure in _COLUMNS if any(run.values(figure) for run in runs)]
+    if "outside" in figures and any(run.clients != 1 for run in runs):  # who wait for each other
+        figures.remove("outside")
     about = {"server": [run.contestant for run in runs], "load": [run.load for run in runs], "model": [run.model for run in runs]}
     about = {name: cells for name, cells in about.items() if len({*cells}) > 1 or name == "server"}
     rows = [[*about, *figures]]
     for place, run in enumerate(runs):
-        rows.append([*(cells[place] for cells in about.values()), *(number(run.median(figure)) for figure in figures.values())])
-    notes = [note for figure, note in _NOTES.items() if not figure or figure in figures.values()]
+        rows.append([*(cells[place] for cells in about.values()), *(number(run.median(figure)) for figure in figures)])
+    notes = [note for figure, note in _NOTES.items() if not figure or figure in figures]
     return "\n".join([table(rows), *notes, *_ratios(runs), *_remarks(runs)])
 
 

@@ -65,16 +65,9 @@ def figures(trials: Sequence[Trial]) -> Figures:
 
 
 def search(start: Variant, first: Trial, step: Step, measure: Callable[[Variant], Trial | None]) -> dict[Variant, Trial]:
-    """Move to better neighbours of a variant, one dimension after the other, until there is none.
+    """Move from a variant, whose trial is `first`, to better neighbours, one dimension after the other, until there is none.
 
-    Args:
-        start: The first variant.
-        first: Its measurement.
-        step: Returns the neighbour of a variant.
-        measure: Measures a variant, each once; returns None if it cannot be run, or if there is no time left.
-
-    Returns:
-        All measurements, in order.
+    `measure` returns None if a variant cannot be run, or if there is no time left. The result has all measurements, in order.
     """
     tried: dict[Variant, Trial | None] = {start: first}
 
@@ -128,10 +121,8 @@ def hold_rounds(
 ) -> dict[Variant, list[Trial]]:
     """Measure all variants in rounds, as long as there are at least two. The first variant of a round determines the rate.
 
-    Args:
-        variants: The variants to measure.
-        measure: Measures a variant at a rate, or at its own rate; returns None if it cannot be run, which excludes it.
-        trials_left: Returns the number of trials that there is time for. The minimum number of rounds is always run.
+    `measure` returns None if a variant cannot be run, which excludes it. `trials_left` returns the number of trials that there is
+    time for; the minimum number of rounds is always run.
     """
     rounds: dict[Variant, list[Trial]] = {variant: [] for variant in variants}
     for number in range(_MAX_ROUNDS):

@@ -61,11 +61,8 @@ class Host(NamedTuple):
 def host_of(settings: Settings, model: str) -> Iterator[Host]:
     """Yield a host for a model: the running Triton in the settings, or else an embedded Triton per variant.
 
-    The running Triton loads the model's config of before when the block ends.
-
-    Raises:
-        ContestantError: The model does not exist, or Triton does not respond.
-        ConfigFileError: Its config cannot be read.
+    The running Triton loads the model's config of before when the block ends. Raises ContestantError if it does not respond, or the
+    model does not exist.
     """
     if "," in settings.triton_endpoints:
         raise ContestantError("name one Triton in NEREID_TRITON_ENDPOINTS: each is tuned by itself")
@@ -105,21 +102,12 @@ def _embedded_host(repository: Path, model: str, stack: ExitStack) -> Host:
 
 
 class Stand:
-    """Measures variants of a model with the same load."""
+    """Measures variants of a model with the same two loads: clients that send requests back to back, and a fixed rate."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts of the load
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of the loads
         self, host: Host, samples: Sequence[Sample], clients: int, seconds: float, rate: float | None, logs: Path
     ) -> None:
-        """Prepare for trials.
-
-        Args:
-            host: Runs the model.
-            samples: The images.
-            clients: Number of clients that send requests back to back.
-            seconds: Duration of each of the two loads.
-            rate: Rate of the second load in requests per second; None for a share of the current variant's capacity.
-            logs: The folder for the output of processes.
-        """
+        """Prepare for trials of twice so many seconds; without a rate, it is a share of the current variant's capacity."""
         self._host = host
         self._samples = samples
         self._clients = clients

@@ -9,7 +9,7 @@ import pytest
 
 from bench.report.compare import compare
 from bench.report.contests import ContestantResult
-from bench.report.machine import Server
+from bench.report.records import Server
 from bench.report.records import load_record, make_record
 from tests.bench.support import make_contest, make_measurement, make_overload_runs, make_run, make_runs_record
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.report.contest_text import contest_text
-from bench.report.machine import Server
+from bench.report.records import Server
 from bench.report.page import page
 from bench.report.records import Record, load_record, make_record
 from tests.bench.support import make_contest, make_outcome, make_overload_runs, make_run, make_runs_record
