@@ -2,10 +2,8 @@
 
 import argparse
 import base64
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -22,7 +20,7 @@ from app.host.processes import raise_file_limit
 from bench.experiments.options import Commands, add_shared, count
 from bench.harness.lineup import DEFAULT, Lineup
 from bench.harness.meters import find_workers, sampled_memory
-from bench.harness.processes import Running, processes
+from bench.harness.processes import Running, calling
 from bench.harness.triton import Triton, fixture_triton
 from bench.load.driver import run as drive
 from bench.load.images import Sample, large_sample, noise, progressive, unlabelled_samples, varied_samples
@@ -173,18 +171,21 @@ def _measure(name: str, triton: Triton, options: argparse.Namespace) -> Row:
         probe(_WARM_UP_SECONDS)
         alone = probe(options.seconds)
         seconds = options.seconds + 2 * _LEAD_SECONDS
-        with _flooding(others, seconds) as sent:
+        with calling(_flood, others, seconds) as sent:
             sleep(_LEAD_SECONDS)
             beside = probe(options.seconds)
-            return Row(name, alone, beside, sum(map(Counter, sent.result()), Counter[str]()), seconds)
+            return Row(name, alone, beside, sum(map(Counter, sent()), Counter[str]()), seconds)
 
 
 def _share_out(triton: Triton, options: argparse.Namespace) -> str:
     ids = [f"caller-{place}" for place in range(options.callers)]
     with _gateway(ids, triton, options) as (server, credentials):
         callers = [Caller(_target(server, "/detect", credentials[id_], place), _small()) for place, id_ in enumerate(ids)]
-        with _flooding(callers, options.seconds) as sent, sampled_memory(find_workers(server.process, options.workers)) as memory:
-            found = sent.result()
+        with (
+            calling(_flood, callers, options.seconds) as sent,
+            sampled_memory(find_workers(server.process, options.workers)) as memory,
+        ):
+            found = sent()
     answers = [one.get("200", 0) for one in found]
     mean = sum(answers) / len(answers) or 1
     mib = [sum(worker.resident_mib[place] for worker in memory) for place in (len(memory[0].seconds) // 2, -1)]
@@ -205,14 +206,6 @@ def _gateway(ids: Sequence[str], triton: Triton, options: argparse.Namespace) ->
         lineup = Lineup(triton, options.workers, Path(folder), {"NEREID_API_KEYS_FILE": str(file)})
         with lineup.start(lineup.contestant(DEFAULT, options.model)) as server:
             yield server, {id_: credential for id_, (credential, _) in made.items()}
-
-
-@contextmanager
-def _flooding(callers: Sequence[Caller], seconds: float) -> Iterator[Future[list[dict[str, int]]]]:
-    """Start `flood` in a process of its own, which is ready; yield its results, by caller."""
-    with processes(1) as pool:
-        pool.submit(os.getpid).result()
-        yield pool.submit(_flood, callers, seconds)
 
 
 def _flood(callers: Sequence[Caller], seconds: float) -> list[dict[str, int]]:

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,7 @@ from app.imaging.fit import Letterbox
 from app.imaging.header import ImageHeader, PixelLimits, read_header
 from app.imaging.transform import ImageTransform
 from bench.experiments.options import Commands, add_shared
-from bench.harness.processes import processes
+from bench.harness.processes import calling
 from bench.load.images import unlabelled_samples
 from bench.report.progress import say
 from bench.report.text import spread
@@ -196,6 +196,6 @@ def image_files() -> Iterator[Path]:
 
 def spend(name: str, files: Path, seconds: float, count: int = 1) -> list[Spent]:
     """Run a candidate on a folder of images, in `count` new processes at the same time."""
-    with processes(count) as pool:
-        running = [pool.submit(time_steps, name, files, seconds) for _ in range(count)]
-        return [Spent(*one.result()) for one in running]
+    with ExitStack() as stack:
+        running = [stack.enter_context(calling(time_steps, name, files, seconds)) for _ in range(count)]
+        return [Spent(*wait()) for wait in running]

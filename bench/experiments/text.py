@@ -105,7 +105,8 @@ def compare(pictures: Sequence[TextPicture], expected: Sequence[list[ReadLine]],
         )
         for kind in (picture.kind, "all"):
             rows[kind] = Row(*map(add, rows[kind], row)) if kind in rows else row
-    return {**rows, "all": rows.pop("all")}
+    total = rows.pop("all")
+    return rows | {"all": total}
 
 
 def count_errors(expected: str, found: str) -> int:

@@ -18,7 +18,7 @@ from app.triton import credentials
 from app.triton.client import TritonClient
 from app.triton.status import own_message
 from bench.harness.errors import ContestantError
-from bench.harness.processes import processes
+from bench.harness.processes import calling
 
 _LOAD_SECONDS = 1200.0
 """TensorRT may build engines."""
@@ -68,8 +68,8 @@ class ModelControl:
                     signal.signal(signal.SIGINT, interrupt)
 
     def _ask(self, config: Config | None) -> Config:
-        with processes(1) as pool:
-            return pool.submit(_ask, self._settings, self._model, config).result()
+        with calling(_ask, self._settings, self._model, config) as wait:
+            return wait()
 
 
 def _ask(settings: Settings, model: str, config: Config | None) -> Config:

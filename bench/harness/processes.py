@@ -1,16 +1,15 @@
 """Servers as child processes: start them, wait for them, and stop them with their children."""
 
 import os
-import signal
+import pickle
 import subprocess
+import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 import msgspec
 import psutil
@@ -19,6 +18,8 @@ from app.host.http import get_status
 from app.host.processes import die_with_parent, end_group
 from app.settings.schema import PREFIX, Settings
 from bench.harness.errors import ContestantError
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 """This checkout."""
@@ -80,9 +81,51 @@ def running(  # noqa: PLR0913, PLR0917 - the parts of a server
         end_group(child, _STOP_SECONDS)
 
 
-def processes(count: int) -> ProcessPoolExecutor:
-    """Return a pool of new processes, which do not share this one's memory, and end with it; Ctrl-C does not reach them."""
-    return ProcessPoolExecutor(count, get_context("spawn"), initializer=_begin, initargs=(os.getpid(),))
+@contextmanager
+def calling(function: Callable[..., T], *arguments: object) -> Iterator[Callable[[], T]]:
+    """Call a function in a new process, which has started when the block begins; yield what waits for its result.
+
+    The process ends with the block, and does not get Ctrl-C, which only its parent handles. An exception of the function is raised
+    by what waits.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", f"from {__name__} import answer; answer()"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - no threads here
+    ) as child:
+        questions, answers = cast("BinaryIO", child.stdin), cast("BinaryIO", child.stdout)
+
+        def wait() -> T:
+            result, error = pickle.load(answers)  # noqa: S301 - of our own process
+            if error:
+                raise error
+            return cast("T", result)
+
+        try:
+            pickle.dump((function, arguments), questions)
+            questions.close()
+            answers.read(1)
+            yield wait
+        finally:
+            child.kill()
+
+
+def answer() -> None:
+    """Be the process of `calling`: what the function prints goes to stderr."""
+    output, sys.stdout = sys.stdout, sys.stderr
+    function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own parent
+    output.buffer.write(b".")
+    output.flush()
+    result, problem = None, None
+    try:
+        result = function(*arguments)
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        problem = error
+    pickle.dump((result, problem), output.buffer)
+    output.flush()
 
 
 def wait_for_answer(
@@ -119,11 +162,6 @@ def require_checkout(folder: Path) -> Path:
     if not (folder / "app" / "__main__.py").is_file():
         raise ContestantError(f"{folder} is not a checkout of this project: it has no app/__main__.py")
     return folder
-
-
-def _begin(parent: int) -> None:
-    die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _describe(status: int | None, child: "subprocess.Popen[bytes]") -> str:

@@ -63,12 +63,6 @@ def tls(tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No address is this machine's."""
-    monkeypatch.setattr(service, "is_loopback", lambda _host: False)
-
-
 @pytest.fixture(autouse=True)
 def handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Gateway]]:
     monkeypatch.setattr(server_load, "WARM_UP_SECONDS", 0.05)
@@ -78,122 +72,99 @@ def handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Gateway]]:
 
 def command(url: str, *more: object) -> list[str]:
     image = SAMPLE_FOLDER / "chelsea.jpg"
-    return ["full", "--clients", "2", "--requests", "20", "--url", url, "--image", str(image), *map(str, more)]
+    return ["full", "--url", url, "--image", str(image), "--clients", "2", "--requests", "20", *map(str, more)]
 
 
 def options(**changes: object) -> argparse.Namespace:
     return argparse.Namespace(**({"key_file": None, "ca": None, "yes": False, "requests": None} | changes))
 
 
-def test_a_service_with_tls_and_keys_is_measured(
+def test_service_with_tls_and_keys_is_measured(
     tls: ssl.SSLContext, tmp_path: Path, capsys: pytest.CaptureFixture[str], handler: type[Gateway]
 ) -> None:
     (tmp_path / "key").write_text(f"{KEY}\n", encoding="ascii")
     file = tmp_path / "out.json"
-    given = "--key-file", tmp_path / "key", "--ca", tmp_path / "ca.crt", "--json", file
     with serving(handler, tls) as url:
-        assert main(command(url, *given)) == 0
+        assert main(command(url, "--key-file", tmp_path / "key", "--ca", tmp_path / "ca.crt", "--json", file)) == 0
     record, printed = load_record(file), capsys.readouterr().out
 
     assert handler.keys == {f"Bearer {KEY}"}
     assert record.runs[0].outcome.statuses == {"200": 20}
     assert record.server is not None
-    assert record.server.is_here
     assert f"{record.server.host} (127.0.0.1), this machine" in printed
-    assert {"p50", "p90", "p95", "p99", "stage infer"} <= {*record.runs[0].figures}
     assert "decode 2.00, infer 5.00, total 9.00 ms" in printed
+    assert "the answers do not name the model; name it with --model" in printed
     assert KEY not in printed + file.read_text(encoding="utf-8")
 
 
-def test_errors_are_counted_by_status_and_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], handler: type[Gateway], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("status", "code", "elsewhere", "message"),
+    [
+        (200, "", False, "responses        200: 18, wrong: 2"),
+        (503, "triton_unavailable", False, "503: 20 (triton_unavailable)"),
+        (401, "unauthorized", True, "/detect accepts no request: 401: "),
+        (429, "rate_limited", True, "429: 2 (rate_limited)"),  # both clients wait as long as they were told
+        (308, "", False, "answers with a redirect (308)"),
+    ],
+)
+def test_failed_requests_are_an_exit_code_and_told_by_status_and_code(  # noqa: PLR0913, PLR0917 - cases
+    status: int,
+    code: str,
+    elsewhere: bool,  # noqa: FBT001 - a parameter
+    message: str,
+    handler: type[Gateway],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(handler, "status", 503)
-    monkeypatch.setattr(handler, "answer", b'{"code":"triton_unavailable"}')
-    with serving(handler) as url:
-        assert main(command(url, "--json", tmp_path / "out.json")) == 1
-
-    assert "503: 20 (triton_unavailable)" in capsys.readouterr().out
-    assert load_record(tmp_path / "out.json").runs[0].figures["503 %"] == 100
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_no_load_is_sent_to_a_service_that_refuses_every_request(
-    capsys: pytest.CaptureFixture[str], handler: type[Gateway], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handler, "status", 401)
-    monkeypatch.setattr(handler, "answer", b'{"code":"unauthorized"}')
-    with serving(handler) as url:
-        assert main(command(url, "--yes")) == 1
-
-    printed = capsys.readouterr()
-    assert printed.err.startswith(f"{url}/detect accepts no request: 401: ")
-    assert not printed.out
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_clients_of_another_host_wait_as_long_as_they_were_told(
-    capsys: pytest.CaptureFixture[str], handler: type[Gateway], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handler, "status", 429)
+    monkeypatch.setattr(handler, "status", status)
+    monkeypatch.setattr(handler, "answer", b'{"code":"%b"}' % code.encode())
     monkeypatch.setattr(handler, "header", ("retry-after", "60"))
-    monkeypatch.setattr(handler, "answer", b'{"code":"rate_limited"}')
+    if elsewhere:
+        monkeypatch.setattr(service, "is_loopback", lambda _host: False)
     with serving(handler) as url:
         assert main(command(url, "--duration", "0.5", "--yes")) == 1
 
-    assert "429: 2 (rate_limited)" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert message in printed.out + printed.err
 
 
-def test_a_certificate_of_an_unknown_authority_is_refused(
-    tls: ssl.SSLContext, capsys: pytest.CaptureFixture[str], handler: type[Gateway]
+@pytest.mark.parametrize(
+    ("server", "scheme", "trusted", "message"),
+    [
+        (Gateway, "https", False, "the certificate of "),
+        (OnlyHttp2, "https", True, "does not answer in HTTP/1.1"),
+        (Gateway, "http", True, "no TLS connection to https://"),
+        (None, "http", True, "no server listens at "),
+    ],
+    ids=["unknown authority", "only HTTP/2", "no TLS", "nobody"],
+)
+def test_server_that_cannot_be_measured_is_one_line(  # noqa: PLR0913, PLR0917 - cases
+    server: type[Gateway] | None,
+    scheme: str,
+    trusted: bool,  # noqa: FBT001 - a parameter
+    message: str,
+    tls: ssl.SSLContext,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with serving(handler, tls) as url:
-        assert main(command(url)) == 1
+    with serving(server or Gateway, tls if scheme == "https" else None) as url:
+        address = "http://127.0.0.1:1" if server is None else url.replace("http:", "https:")
+        assert main(command(address, *(("--ca", tmp_path / "ca.crt") if trusted else ()))) == 1
 
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"the certificate of {url} is not valid" in line
-    assert handler.keys == set()
+    assert message in line
+    assert Gateway.keys == set()
 
 
-def test_a_redirect_is_not_followed(
-    capsys: pytest.CaptureFixture[str], handler: type[Gateway], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handler, "status", 308)
-    with serving(handler) as url:
-        assert main(command(url)) == 1
-
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "answers with a redirect (308)" in line
-
-
-def test_a_server_with_only_http_2_is_refused(tls: ssl.SSLContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(OnlyHttp2, tls) as url:
-        assert main(command(url, "--ca", tmp_path / "ca.crt")) == 1
-
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "does not answer in HTTP/1.1" in line
-
-
-def test_a_server_without_tls_is_not_one_with_it(capsys: pytest.CaptureFixture[str], handler: type[Gateway]) -> None:
-    with serving(handler) as url:
-        assert main(command(url.replace("http", "https"))) == 1
-
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "no TLS connection to https://" in line
-
-
-def test_a_server_that_refuses_http_1_is_named_as_such() -> None:
-    with (
-        pytest.raises(ContestantError, match=r"https://example\.org: it does not speak HTTP/1\.1"),
-        one_line("https://example.org"),
-    ):
+def test_server_that_refuses_http_1_is_named_as_such() -> None:
+    with pytest.raises(ContestantError, match=r"example\.org: it does not speak HTTP/1\.1"), one_line("https://example.org"):
         raise ssl.SSLError(1, "[SSL] tlsv1 alert no application protocol")
 
 
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "cannot be read"), ("\n", "one API key"), ("one two", "one API key"), ("ä", "one API key")]
 )
-def test_a_key_file_without_a_key_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+def test_key_file_without_a_key_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "key"
     if content is not None:
         path.write_text(content, encoding="utf-8")
@@ -203,49 +174,45 @@ def test_a_key_file_without_a_key_is_refused(content: str | None, message: str, 
     assert str(path) in str(refused.value)
 
 
-def test_a_file_without_authorities_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cannot read CA certificates from .*missing"):
-        reach(options(ca=tmp_path / "missing"), "https://127.0.0.1", PLAN)
-
-
-def test_a_url_holds_no_credentials() -> None:
-    """They would be on record with the options."""
-    with pytest.raises(ValueError, match="must not contain a user"):
-        reach(options(), "https://user:secret@127.0.0.1", PLAN)
+@pytest.mark.parametrize(
+    ("url", "given", "message"),
+    [
+        ("https://user:secret@127.0.0.1", {}, "must not contain a user"),
+        ("https://127.0.0.1", {"ca": Path("missing")}, "cannot read CA certificates from missing"),
+        ("ftp://127.0.0.1", {}, "does not start with http"),
+    ],
+)
+def test_url_or_authority_that_cannot_be_used_is_refused(url: str, given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        reach(options(**given), url, PLAN)
 
 
 @pytest.mark.parametrize(
     ("url", "complete"),
     [
         ("https://example.org", "https://example.org/detect"),
-        ("https://example.org/", "https://example.org/detect"),
         ("https://example.org/vision/?x=1", "https://example.org/vision/detect?x=1"),
         ("https://example.org/predict/m?x=1", "https://example.org/predict/m?x=1"),
     ],
 )
-def test_a_path_that_ends_in_a_slash_is_a_prefix(url: str, complete: str) -> None:
+def test_path_that_ends_in_a_slash_is_a_prefix(url: str, complete: str) -> None:
     assert with_route(url, "detect") == complete
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, answer: str, plan: Plan = PLAN, **given: object) -> Service:
+def ask(monkeypatch: pytest.MonkeyPatch, answer: str) -> Service:
     """Ask at a terminal whether 192.0.2.1 may be loaded."""
     terminal = io.StringIO(f"{answer}\n")
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "stdin", terminal)
-    return reach(options(**given), "https://192.0.2.1:8443/detect", plan)
+    return reach(options(requests=500), "https://192.0.2.1:8443/detect", PLAN)
 
 
-def test_another_host_is_loaded_after_a_question(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    reached = ask(monkeypatch, "y", requests=500)
+def test_another_host_is_loaded_only_after_a_question(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    reached = ask(monkeypatch, "y")
 
     expected = "Load 192.0.2.1:8443 (192.0.2.1) with TLS: up to 16 connections for 31 s, at most 600 requests? [y/N] "
     assert capsys.readouterr().err == expected
-    assert reached.is_elsewhere
-    assert not reached.server.is_here
-    assert reached.requests == 500
-
-
-def test_without_a_yes_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (reached.is_elsewhere, reached.server.is_here, reached.requests) == (True, False, 500)
     with pytest.raises(ContestantError, match="nothing is sent"):
         ask(monkeypatch, "")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
@@ -267,8 +234,7 @@ def test_another_host_gets_no_more_than_the_limits(plan: Plan, limit: str) -> No
     assert not reach(options(), "http://127.0.0.1", plan).is_elsewhere
 
 
-def test_the_runs_of_a_command_share_the_requests() -> None:
+def test_runs_of_a_command_share_the_requests() -> None:
     reached = reach(options(yes=True, requests=90_000), "http://192.0.2.1", Plan(connections=1, seconds=1, runs=5))
 
-    assert reached.requests == 19_980
-    assert reached.warm_up_requests == 100
+    assert (reached.requests, reached.warm_up_requests) == (19_980, 100)
