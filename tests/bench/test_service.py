@@ -5,7 +5,6 @@ import io
 import ssl
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
@@ -14,7 +13,7 @@ import pytest
 
 from bench.__main__ import main
 from bench.experiments import server_load, service
-from bench.experiments.service import Plan, Service, one_line, reach, with_route
+from bench.experiments.service import Plan, Service, reach
 from bench.harness.errors import ContestantError
 from bench.load.images import SAMPLE_FOLDER
 from bench.report.records import load_record
@@ -45,13 +44,6 @@ class Gateway(BaseHTTPRequestHandler):
         self.wfile.write(self.answer)
 
     def log_message(self, *_: object) -> None: ...
-
-
-class OnlyHttp2(Gateway):
-    def handle(self) -> None:
-        with suppress(OSError):  # the client has left; an error would be printed
-            self.request.sendall(b"\0\0\0\4\0\0\0\0\0")  # SETTINGS, with which a server begins
-            self.request.recv(1)
 
 
 @pytest.fixture
@@ -132,11 +124,10 @@ def test_failed_requests_are_an_exit_code_and_told_by_status_and_code(  # noqa: 
     ("server", "scheme", "trusted", "message"),
     [
         (Gateway, "https", False, "the certificate of "),
-        (OnlyHttp2, "https", True, "does not answer in HTTP/1.1"),
         (Gateway, "http", True, "no TLS connection to https://"),
         (None, "http", True, "no server listens at "),
     ],
-    ids=["unknown authority", "only HTTP/2", "no TLS", "nobody"],
+    ids=["unknown authority", "no TLS", "nobody"],
 )
 def test_server_that_cannot_be_measured_is_one_line(  # noqa: PLR0913, PLR0917 - cases
     server: type[Gateway] | None,
@@ -156,11 +147,6 @@ def test_server_that_cannot_be_measured_is_one_line(  # noqa: PLR0913, PLR0917 -
     assert Gateway.keys == set()
 
 
-def test_server_that_refuses_http_1_is_named_as_such() -> None:
-    with pytest.raises(ContestantError, match=r"example\.org: it does not speak HTTP/1\.1"), one_line("https://example.org"):
-        raise ssl.SSLError(1, "[SSL] tlsv1 alert no application protocol")
-
-
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "cannot be read"), ("\n", "one API key"), ("one two", "one API key"), ("ä", "one API key")]
 )
@@ -172,31 +158,6 @@ def test_key_file_without_a_key_is_refused(content: str | None, message: str, tm
     with pytest.raises(ContestantError, match=message) as refused:
         reach(options(key_file=path), "http://127.0.0.1", PLAN)
     assert str(path) in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "given", "message"),
-    [
-        ("https://user:secret@127.0.0.1", {}, "must not contain a user"),
-        ("https://127.0.0.1", {"ca": Path("missing")}, "cannot read CA certificates from missing"),
-        ("ftp://127.0.0.1", {}, "does not start with http"),
-    ],
-)
-def test_url_or_authority_that_cannot_be_used_is_refused(url: str, given: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        reach(options(**given), url, PLAN)
-
-
-@pytest.mark.parametrize(
-    ("url", "complete"),
-    [
-        ("https://example.org", "https://example.org/detect"),
-        ("https://example.org/vision/?x=1", "https://example.org/vision/detect?x=1"),
-        ("https://example.org/predict/m?x=1", "https://example.org/predict/m?x=1"),
-    ],
-)
-def test_path_that_ends_in_a_slash_is_a_prefix(url: str, complete: str) -> None:
-    assert with_route(url, "detect") == complete
 
 
 def ask(monkeypatch: pytest.MonkeyPatch, answer: str) -> Service:
@@ -229,12 +190,8 @@ def test_another_host_is_loaded_only_after_a_question(monkeypatch: pytest.Monkey
     ],
 )
 def test_another_host_gets_no_more_than_the_limits(plan: Plan, limit: str) -> None:
+    """The runs of a command share the requests, of which some are sent before."""
     with pytest.raises(ContestantError, match=limit):
         reach(options(yes=True), "http://192.0.2.1", plan)
     assert not reach(options(), "http://127.0.0.1", plan).is_elsewhere
-
-
-def test_runs_of_a_command_share_the_requests() -> None:
-    reached = reach(options(yes=True, requests=90_000), "http://192.0.2.1", Plan(connections=1, seconds=1, runs=5))
-
-    assert (reached.requests, reached.warm_up_requests) == (19_980, 100)
+    assert reach(options(yes=True, requests=90_000), "http://192.0.2.1", Plan(1, 1, runs=5)).requests == 19_980

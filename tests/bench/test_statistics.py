@@ -8,15 +8,13 @@ from pathlib import Path
 from time import perf_counter
 
 import grpc
-import msgspec
 import numpy as np
 import psutil
 import pytest
 
 from app.triton.client import TritonClient
-from bench.experiments import fair, locust, text
+from bench.experiments import fair, text
 from bench.experiments.server_load import MAX_CLIENTS, MAX_TRIES, find_best
-from bench.experiments.stages import Spent, describe
 from bench.harness.counters import Counters, CountersError, read_counters
 from bench.harness.meters import Meters
 from bench.load.outcome import MAX_MICROSECONDS, Outcome, encode_latencies, merge_histograms
@@ -26,7 +24,7 @@ from bench.report.compare import compare
 from bench.report.measurements import Measurement, Overload, Run, TritonUse, WorkerMemory
 from bench.report.page import page
 from bench.report.records import RecordError, Server, load_record, make_record, save_record
-from bench.report.text import number, overview, sheet, spread
+from bench.report.text import overview, sheet, spread
 from tests.bench.support import CAT, DOG, make_outcome, make_run
 from tests.fakes.triton import FakeTriton
 
@@ -116,13 +114,6 @@ def test_spread_is_the_median_and_the_extremes(values: list[float], described: s
     assert spread(values) == described
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"), [(None, "-"), (0.004, "0.00"), (9.999, "10.00"), (12.34, "12.3"), (99.94, "99.9"), (1234.5, "1,234")]
-)
-def test_numbers_have_three_digits(value: float | None, shown: str) -> None:
-    assert number(value) == shown
-
-
 def rounds(*rates: int) -> list[Measurement]:
     return [Measurement(outcome=make_outcome([5.0, 9.0], s200=2 * rate), cpu_ms={"gateway": 100 / rate}) for rate in rates]
 
@@ -141,13 +132,6 @@ def test_rounds_are_shown_by_their_median_and_compared_one_by_one() -> None:
         "  nereid / reference: throughput 3.33 x (2.00..4.00), gateway's CPU 0.30 x (0.25..0.50), p50 1.00 x (1.00..1.00)" in lines
     )
     assert [line.split()[:2] for line in lines[2:4]] == [["reference", "90.0"], ["nereid", "300"]]
-
-
-def test_share_of_the_model_is_that_of_triton_among_the_servers() -> None:
-    """The client's part depends on where the clients run."""
-    measured = Measurement(outcome=make_outcome([1.0]), cpu_ms={"gateway": 10.0, "triton": 2.0, "stubs": 28.0, "client": 60.0})
-
-    assert measured.figures["model's CPU %"] == 75
 
 
 def test_figures_of_overload_are_those_of_the_largest_worker() -> None:
@@ -172,16 +156,6 @@ def test_change_is_judged_only_by_enough_rounds_that_do_not_overlap(scale: float
 
     assert p50.split()[3:] == [f"{scale:.2f}", "x", f"({scale:.2f}..{scale:.2f})", *([judged] if judged else [])]
     assert any("too few to judge" in line for line in lines) == (count == 2)
-
-
-def test_records_of_other_machines_servers_and_loads_are_told_apart() -> None:
-    before = make_record({}, [make_run()], Server("a", "192.0.2.1", is_here=False))
-    after = make_record({}, [make_run(clients=9)])
-    after.machine = msgspec.structs.replace(before.machine, cores=99)
-    text_ = compare(before, after)
-
-    for part in ("NOT THE SAME MACHINE", "NOT THE SAME SERVER", "only in the first: nereid", "only in the second: nereid"):
-        assert part in text_
 
 
 def test_record_survives_its_file(tmp_path: Path) -> None:
@@ -268,26 +242,6 @@ def test_row_of_fair_holds_if_b_is_served_nearly_as_alone(served: int, times: li
 
     assert line.split()[:3] == ["detect", "15.0", f"{served}/50"]
     assert line.split()[-1] == holds
-
-
-def test_steps_are_shown_by_their_medians_and_their_sums_compared_run_by_run() -> None:
-    spent = {
-        "nereid_shm": [Spent(9, 1.0, {"decode": decode, "letterbox": 1.0}) for decode in (1.0, 3.0, 2.0)],
-        "opencv": [Spent(9, 1.0, {"decode": decode}) for decode in (4.0, 4.0, 4.5)],
-    }
-    first, second, _, ratios = describe(spent)
-
-    assert first == "nereid_shm   3.00 = decode 2.000, letterbox 1.000"
-    assert second == "opencv       4.00 = decode 4.000"
-    assert ratios == "  opencv 1.50 x (1.00..2.00)"
-
-
-def test_tasks_of_locust_are_put_side_by_side() -> None:
-    times = {12: 50, 15: 49, 40: 1, 2000: 1}
-    _, _, detect = locust.summary([locust.Entry("/detect", 101, 3, times, 100.0, 110.0)]).splitlines()
-
-    assert detect.split() == ["/detect", "10.1", "15.0", "15.0", "15.0", "40.0", "3", "of", "101"]
-    assert locust.percentile({}, 0.5) is None
 
 
 @pytest.mark.parametrize(

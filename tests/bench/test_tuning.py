@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 from app.settings.schema import Settings
@@ -36,6 +35,7 @@ from bench.experiments.tuning.variant import (
 from bench.harness.errors import ContestantError
 from bench.harness.model_control import ModelControl
 from bench.harness.processes import ROOT, environment_of, variables
+from bench.harness.triton import embedded_triton
 from bench.models.repository import write_fixture
 from tests.bench.support import make_outcome
 from tests.processes import wait_for
@@ -89,14 +89,6 @@ def test_step_changes_one_dimension(dimension: Dimension, direction: Direction, 
     expected = None if changes is None else msgspec.structs.replace(PRESENT, **changes)
 
     assert neighbour(PRESENT, dimension, direction, cores=2, devices=2) == expected
-
-
-def test_steps_end_at_the_cores_and_come_back_to_the_default() -> None:
-    two_threads = Variant(instances=1, threads=2, calls=3)
-
-    assert neighbour(two_threads, "threads", UP, cores=2, devices=1) is None
-    assert neighbour(two_threads, "calls", DOWN, cores=2, devices=1) == Variant(instances=1, threads=2, calls=0)
-    assert neighbour(Variant(calls=0), "calls", UP, cores=2, devices=1) is None
 
 
 def test_trials_are_summed_up_and_throughput_counts_more_than_latency() -> None:
@@ -216,6 +208,15 @@ def test_choice_for_an_added_model_is_in_its_description(tmp_path: Path) -> None
     assert repository.load("doors").embedded == Serving(instances=3, threads=2, max_batch=8, delay_us=500)  # type: ignore[union-attr]
 
 
+@pytest.fixture(scope="module")
+def reloadable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Settings for a Triton elsewhere that runs `wait_20`."""
+    repository = tmp_path_factory.mktemp("reloadable")
+    write_fixture("wait_20", repository)
+    with embedded_triton(repository, "wait_20") as triton:
+        yield msgspec.structs.replace(triton.settings, triton_endpoints=triton.settings.triton_address)
+
+
 @contextmanager
 def tuning(settings: dict[str, str], *options: str, seconds: int = 60) -> Iterator["subprocess.Popen[str]"]:
     environment = {**environment_of(ROOT), **settings, "NEREID_WORKERS": "1"}
@@ -235,18 +236,6 @@ def embedded(tmp_path: Path) -> Settings:
     return Settings(model_repository=str(tmp_path / "models"))
 
 
-@pytest.mark.faults  # it compares throughputs
-def test_tuning_finds_that_more_instances_do_more_and_writes_them(embedded: Settings) -> None:
-    file = Path(embedded.model_repository, MODEL, "config.pbtxt")
-    before = file.read_text()
-    with tuning(variables(embedded), "--write", seconds=10) as process:
-        shown, errors = process.communicate()
-
-    assert process.returncode == 0, errors
-    assert "-instance_group [ { count: 1 kind: KIND_CPU } ]" in shown.splitlines()
-    assert file.read_text() == before.replace("count: 1", "count: 2")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_triton_elsewhere_is_as_it_was_after_an_interruption(reloadable: Settings, number: int) -> None:
     control = ModelControl(reloadable, MODEL)
@@ -259,18 +248,6 @@ def test_triton_elsewhere_is_as_it_was_after_an_interruption(reloadable: Setting
     assert (process.returncode, shown) == (INTERRUPTED, "")
     assert errors.splitlines()[-1] == "stopped; the config is as it was"
     assert control.read() == before
-
-
-def test_interruption_leaves_no_process_behind(embedded: Settings) -> None:
-    with tuning(variables(embedded), "--write") as process:
-        parent = psutil.Process(process.pid)
-        wait_for(lambda: {"tritonserver", "nereid"} <= {child.name() for child in parent.children()})
-        family = parent.children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        process.communicate()
-
-    assert process.returncode == INTERRUPTED
-    assert [child for child in family if child.is_running()] == []
 
 
 def test_config_that_triton_cannot_load_or_does_not_use_is_one_line(reloadable: Settings, embedded: Settings) -> None:
