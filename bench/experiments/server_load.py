@@ -15,8 +15,8 @@ from bench.harness.meters import Meters, children, listeners
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run
 from bench.load.images import given_samples
-from bench.load.open_loop import CONNECTIONS, drive_open_loop
 from bench.load.outcome import Outcome
+from bench.load.overload import OPEN_CONNECTIONS, drive_open_loop
 from bench.report.measurements import UNKNOWN_MODEL, Run
 from bench.report.progress import say, watch
 from bench.report.records import describe_machine, make_record, save_record
@@ -227,5 +227,5 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.name == "sweep":
         return Plan(max(SWEEP), options.duration, len(SWEEP))
     if options.name == "open":
-        return Plan(CONNECTIONS, options.duration, rate=options.rate)
+        return Plan(OPEN_CONNECTIONS, options.duration, rate=options.rate)
     return Plan(options.clients, options.duration)

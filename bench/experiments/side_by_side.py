@@ -26,11 +26,18 @@ from bench.report.text import overview
 Plan = Iterator[tuple[str, list[Case]]]
 """Titles and cases of contests, one after the other."""
 
+CONTESTS = ("load", "one", "photo", "batching")
+"""The contests of `versus`.
+
+`load`: all contestants, `--clients` clients. `one`: the same with one client. `photo`: one client, an image of 12 megapixels,
+which all but `nereid_file` decode whole. `batching`: the simulated GPU against the same without batches, 64 clients.
+"""
 MODELS = ("null", "sim_gpu")
 CAPACITY_CLIENTS = (1, 6, 24)
 MASKS = ("none", "polygon", "rle", "png")
 """Values of `masks`; the others are compared with the first one."""
 
+_BATCHING_CLIENTS = 64
 _CORES = len(os.sched_getaffinity(0))
 _BASES = ("reference", "reference_uint8")
 _DECODE, _HTTP, _FORWARDED = "decode alone", "http_only", "http_and_triton"
@@ -48,7 +55,7 @@ def add_to(commands: Commands) -> None:
     versus = _add(commands, "versus", _versus, "Nereid beside other stacks, on the same Triton, in interleaved rounds")
     add_shared(versus, seconds=8.0, rounds=5, clients=32, workers=2, json=None)
     versus.add_argument("--model", choices=MODELS, default="null", help="model to use")
-    versus.add_argument("--contests", nargs="+", choices=[*_CONTESTS], default=["load"], help="contests to hold")
+    versus.add_argument("--contests", nargs="+", choices=CONTESTS, default=["load"], help="contests to hold")
     versus.add_argument("--only", nargs="+", choices=NAMES, default=[], help="contestants to measure; by default all")
     versus.add_argument("--before", type=Path, metavar="PATH", help="another checkout, or the one file, to measure its Nereid, too")
     versus.add_argument("--install", action="store_true", help="install the reference's environment first, if it is missing")
@@ -119,37 +126,21 @@ def _masks(options: argparse.Namespace) -> Plan:
 
 
 def _versus(options: argparse.Namespace) -> Plan:
+    samples, clients = unlabelled_samples(), options.clients
     for contest in options.contests:
-        for title, cases in _CONTESTS[contest](options):
-            yield f"versus: {title}", cases
-
-
-def _load(options: argparse.Namespace) -> Plan:
-    yield f"{options.model}, {options.clients} clients", _everyone(options, unlabelled_samples(), options.clients)
-
-
-def _one(options: argparse.Namespace) -> Plan:
-    yield f"{options.model}, one client", _everyone(options, unlabelled_samples(), 1)
-
-
-def _photo(options: argparse.Namespace) -> Plan:
-    photo = [large_sample()._replace(expected=frozenset())]
-    yield f"{options.model}, one client, 12 megapixels", _everyone(options, photo, 1)
-
-
-def _batching(options: argparse.Namespace) -> Plan:
-    nereid = next((name for name in reversed(NEREID) if name in (options.only or NEREID)), "nereid_file")
-    samples, clients = unlabelled_samples(), 64
-    cases = [Case(BATCH1, samples, clients, "sim_gpu_batch1"), Case(nereid, samples, clients, "sim_gpu", bases=[BATCH1])]
-    yield f"batching against batches of one, {clients} clients, simulated GPU", cases
-
-
-_CONTESTS = {"load": _load, "one": _one, "photo": _photo, "batching": _batching}
-"""The contests of `versus`.
-
-`load`: all contestants, `--clients` clients. `one`: the same with one client. `photo`: one client, an image of 12 megapixels,
-which all but `nereid_file` decode whole. `batching`: the simulated GPU against the same without batches, 64 clients.
-"""
+        match contest:
+            case "load":
+                yield f"versus: {options.model}, {clients} clients", _everyone(options, samples, clients)
+            case "one":
+                yield f"versus: {options.model}, one client", _everyone(options, samples, 1)
+            case "photo":
+                photo = [large_sample()._replace(expected=frozenset())]
+                yield f"versus: {options.model}, one client, 12 megapixels", _everyone(options, photo, 1)
+            case _:
+                nereid = next((name for name in reversed(NEREID) if name in (options.only or NEREID)), "nereid_file")
+                batches = Case(nereid, samples, _BATCHING_CLIENTS, "sim_gpu", bases=[BATCH1])
+                title = f"versus: batching against batches of one, {_BATCHING_CLIENTS} clients, simulated GPU"
+                yield title, [Case(BATCH1, samples, _BATCHING_CLIENTS, "sim_gpu_batch1"), batches]
 
 
 def _everyone(options: argparse.Namespace, samples: Sequence[Sample], clients: int) -> list[Case]:

@@ -1,18 +1,40 @@
-"""Load above the capacity of a server: unlimited arrivals, crowds of clients that retry, and callers who send all they can."""
+"""Loads that do not spare a server: a constant rate, unlimited arrivals, crowds that retry, and callers who send all they can."""
 
 import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.load.driver import Driver
+from bench.load import driver
+from bench.load.driver import Driver, Progress
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
 from bench.load.target import Target
 
+OPEN_CONNECTIONS = 256
+"""Maximum number of requests in progress in `drive_open_loop`."""
 CONNECTIONS = 2000
-"""Maximum number of requests in progress in `drive_arrivals`."""
+"""The same in `drive_arrivals`."""
 PATIENCE_SECONDS = 15.0
 """Maximum time to wait for a response; longer than the gateway's deadline."""
+
+
+async def drive_open_loop(  # noqa: PLR0913 - the parts of a load
+    url: str | Target,
+    samples: Sequence[Sample],
+    *,
+    rate: float,
+    seconds: float,
+    connections: int = OPEN_CONNECTIONS,
+    progress: Progress | None = None,
+    patience: float = driver.PATIENCE_SECONDS,
+) -> Outcome:
+    """Send `rate` requests per second.
+
+    Latency counts from the time when a request was due, not when a connection was free: a server that stalls delays all requests
+    that were due meanwhile. The event loop's timers have a resolution of a millisecond. Other arguments and errors as for
+    `drive_closed_loop`.
+    """
+    return await Driver(url, samples, seconds, patience).constant(rate, connections, progress)
 
 
 async def drive_arrivals(  # noqa: PLR0913 - the parts of a load
@@ -45,9 +67,9 @@ async def drive_crowd(  # noqa: PLR0913 - as above
 
     The latency excludes requests without a response. Other arguments and errors as for `drive_closed_loop`.
     """
-    driver = Driver(url, samples, seconds, patience, times_abandoned=False)
-    driver.is_polite = is_polite
-    return await driver.closed(clients, spread_seconds=seconds / 10)
+    load = Driver(url, samples, seconds, patience, times_abandoned=False)
+    load.is_polite = is_polite
+    return await load.closed(clients, spread_seconds=seconds / 10)
 
 
 class Caller(NamedTuple):
@@ -69,9 +91,9 @@ async def flood(callers: Sequence[Caller], seconds: float) -> list[dict[str, int
     """
 
     async def send(caller: Caller) -> Outcome:
-        driver = Driver(caller.target, [Sample("", caller.body, None)], seconds, PATIENCE_SECONDS + seconds)
-        driver.counts_unfinished = False
-        driver.bytes_per_second = caller.bytes_per_second
-        return await driver.closed(caller.clients, spread_seconds=1.0 if caller.bytes_per_second else 0.0)
+        load = Driver(caller.target, [Sample("", caller.body, None)], seconds, PATIENCE_SECONDS + seconds)
+        load.counts_unfinished = False
+        load.bytes_per_second = caller.bytes_per_second
+        return await load.closed(caller.clients, spread_seconds=1.0 if caller.bytes_per_second else 0.0)
 
     return [outcome.statuses for outcome in await asyncio.gather(*map(send, callers))]

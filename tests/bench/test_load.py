@@ -11,9 +11,8 @@ import pytest
 
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.images import Sample
-from bench.load.open_loop import drive_open_loop
 from bench.load.outcome import Outcome
-from bench.load.overload import Caller, drive_arrivals, drive_crowd, flood
+from bench.load.overload import Caller, drive_arrivals, drive_crowd, drive_open_loop, flood
 from bench.load.target import local_target
 from tests.bench.support import CAT, SAMPLE, always, answer, serving, silent
 

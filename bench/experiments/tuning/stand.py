@@ -24,8 +24,8 @@ from bench.harness.triton import embedded_triton
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import PATIENCE_SECONDS, run
 from bench.load.images import Sample
-from bench.load.open_loop import drive_open_loop
 from bench.load.outcome import Outcome
+from bench.load.overload import drive_open_loop
 from bench.load.tally import REJECTIONS
 from bench.models.repository import write_model
 
