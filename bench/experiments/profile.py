@@ -1,4 +1,4 @@
-"""A flame graph of one worker, recorded by py-spy: of a contestant under load, or of a service while its requests are slow."""
+"""A flame graph of one worker, recorded by py-spy: of a gateway under load, or of a service while its requests are slow."""
 
 import argparse
 import math
@@ -18,15 +18,16 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.telemetry.metrics import REQUEST_BOUNDS
-from bench.experiments.options import Commands, add_shared, count
+from bench.experiments.options import Commands, count
 from bench.experiments.service import read_key
 from bench.harness.errors import ContestantError
-from bench.harness.lineup import NAMES, lineup_of
+from bench.harness.lineup import lineup_of
 from bench.harness.meters import cpu_seconds, family, listeners
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run as drive
 from bench.load.images import unlabelled_samples
 
+_NAME, _WORKERS, _CLIENTS = "nereid_shm", 2, 32
 _WARM_UP_SECONDS = 2
 _WINDOW_SECONDS = 5
 _CHOICE_SECONDS = 1
@@ -38,7 +39,7 @@ _BUCKET = "api_request_duration_seconds_bucket"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write a flame graph of the busiest worker of a running service, or else of a contestant of `versus`."""
+    """Write a flame graph of the busiest worker of a running service, or else of a gateway under load."""
     if options.pid or options.url:
         try:
             print(_record_slow(options))
@@ -46,15 +47,15 @@ def run(options: argparse.Namespace) -> int:
             raise ContestantError(str(error)) from error
         return 0
     samples = unlabelled_samples()
-    with lineup_of(["null"], options.workers) as lineup, lineup.start(lineup.contestant(options.name, "null")) as server:
+    with lineup_of(["null"], _WORKERS) as lineup, lineup.start(lineup.contestant(_NAME, "null")) as server:
         url = f"{server.url}/detect"
-        drive(drive_closed_loop(url, samples, clients=options.clients, seconds=_WARM_UP_SECONDS))
+        drive(drive_closed_loop(url, samples, clients=_CLIENTS, seconds=_WARM_UP_SECONDS))
         members = family(server.process)
         starters = {member.ppid() for member in members[1:]}  # whose start may have cost more than a short load
         busiest = max((member for member in members if member.pid not in starters), key=cpu_seconds)
         with _recording(busiest.pid, options.seconds, options.out):
-            outcome = drive(drive_closed_loop(url, samples, clients=options.clients, seconds=options.seconds + 1))
-    print(f"{options.out}: one of {options.workers} workers of {options.name}, {outcome.rate:.0f} requests/s during the recording")
+            outcome = drive(drive_closed_loop(url, samples, clients=_CLIENTS, seconds=options.seconds + 1))
+    print(f"{options.out}: one of {_WORKERS} workers of {_NAME}, {outcome.rate:.0f} requests/s during the recording")
     return 0
 
 
@@ -63,8 +64,6 @@ def add_to(commands: Commands) -> None:
     command = commands.add_parser("profile", help="a flame graph of a worker under load, or while its requests are slow, by py-spy")
     command.add_argument("seconds", type=count, nargs="?", default=60, help="seconds to record, or to wait for slow requests")
     command.add_argument("out", type=Path, nargs="?", default=Path("profile.svg"), help="SVG file to write")
-    command.add_argument("--name", choices=NAMES, default="nereid_shm", help="contestant of `versus` to load and to watch")
-    add_shared(command, clients=32, workers=2)
     live = command.add_argument_group("a service that runs on this machine; no load is sent")
     live.add_argument("--url", help="URL at which it listens, or unix:PATH; with --pid, only that of its metrics")
     live.add_argument("--pid", type=count, help="its process, or one of its workers")

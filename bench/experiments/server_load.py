@@ -10,7 +10,6 @@ import psutil
 from app.settings import environment
 from bench.experiments.options import Commands, add_shared, count, describe, positive
 from bench.experiments.service import Plan, add_service, check_warm_up, one_line, reach, with_route
-from bench.harness.lineup import DEFAULT
 from bench.harness.meters import Meters, children, listeners
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run
@@ -66,7 +65,7 @@ class Session:
         self._model = measured.outcome.model or self._model
         self.runs.append(
             Run(
-                contestant=DEFAULT,
+                contestant="nereid",
                 mode=self.options.name,
                 model=self._model or UNKNOWN_MODEL,
                 clients=clients,

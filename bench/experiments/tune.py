@@ -101,10 +101,6 @@ def add_to(commands: Commands) -> None:
     command.add_argument(
         "--seconds", type=positive, default=_SECONDS, help="about how long it may take; a comparison takes eight trials at least"
     )
-    share = f"{SHARE:.0%}".replace("%", " %%")
-    command.add_argument(
-        "--rate", type=positive, help=f"requests per second for the latency; default: {share} of what is borne now"
-    )
     command.add_argument("--write", action="store_true", help="write the choice into the model's config file")
     add_shared(command, clients=32)
     command.set_defaults(run=run)
@@ -123,16 +119,15 @@ def _tune(options: argparse.Namespace) -> int:
         present = read_variant(host.config, has_threads=host.has_threads, calls=given.calls_in_flight)
         if options.write:
             _require_file(file, present)
-        stand = Stand(host, unlabelled_samples(), options.clients, part, options.rate, logs)
+        stand = Stand(host, unlabelled_samples(), options.clients, part, logs)
         budget = Budget(stand, options.seconds)
         first = budget.measure(present)
         step = partial(neighbour, cores=len(os.sched_getaffinity(0)), devices=count_devices(host.config))
         tried = search(present, first, step, lambda variant: budget.attempt(variant, first.rate, within=_SEARCH_SHARE))
         rounds = hold_rounds(finalists(tried, present, budget.trials_left()), budget.attempt, budget.trials_left)
     chosen = choose(rounds, present)
-    rate = f"{options.rate:g} images/s" if options.rate else f"{SHARE:.0%} of what the present config bears"
     say()
-    print(f"{model}: throughput with {options.clients} clients, latency at {rate}")
+    print(f"{model}: throughput with {options.clients} clients, latency at {SHARE:.0%} of what the present config bears")
     print("\n".join(result_lines(tried, rounds, present, chosen)))
     if chosen != present:
         _apply(file, chosen, present, is_written=options.write)

@@ -30,7 +30,7 @@ from bench.load.tally import REJECTIONS
 from bench.models.repository import write_model
 
 SHARE = 0.7
-"""Default of the fixed rate, as a share of the current variant's capacity."""
+"""The fixed rate, as a share of the current variant's capacity."""
 
 # The load comes from this machine, without keys, and waits for each response. With a short deadline, the gateway would reject
 # requests to a slow variant, and clients that retry at once would keep the machine busy.
@@ -104,20 +104,17 @@ def _embedded_host(repository: Path, model: str, stack: ExitStack) -> Host:
 class Stand:
     """Measures variants of a model with the same two loads: clients that send requests back to back, and a fixed rate."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts of the loads
-        self, host: Host, samples: Sequence[Sample], clients: int, seconds: float, rate: float | None, logs: Path
-    ) -> None:
-        """Prepare for trials of twice so many seconds; without a rate, it is a share of the current variant's capacity."""
+    def __init__(self, host: Host, samples: Sequence[Sample], clients: int, seconds: float, logs: Path) -> None:
+        """Prepare for trials of twice so many seconds."""
         self._host = host
         self._samples = samples
         self._clients = clients
         self._seconds = seconds
-        self._rate = rate
         self._log = logs / "api.log"
         self._running: tuple[Variant, Settings] | None = None
 
     def measure(self, variant: Variant, rate: float | None = None) -> Trial:
-        """Measure a variant; without a rate for its second load, neither here nor for all, it gets a share of its throughput.
+        """Measure a variant; without a rate for its second load, it gets a share of its throughput.
 
         Raises:
             ContestantError: The variant cannot be run, or returns wrong results.
@@ -128,7 +125,7 @@ class Stand:
         with self._api(self._running[1], variant.calls) as url:
             self._ask_again(url, _WARM_UP_CLIENTS, self._seconds * _WARM_UP_SHARE)
             throughput = self._ask_again(url, self._clients, self._seconds).rate
-            rate = self._rate or rate or throughput * SHARE
+            rate = rate or throughput * SHARE
             if throughput <= rate:
                 return Trial(throughput, rate, None)
             return Trial(throughput, rate, run(drive_open_loop(url, self._samples, rate=rate, seconds=self._seconds)))
