@@ -7,53 +7,23 @@ from pathlib import Path
 from app.host.program import CommandError
 from app.settings.schema import SettingsError
 from app.triton.config_file import ConfigFileError
-from bench.experiments import (
-    capacity,
-    faces,
-    fair,
-    limit,
-    locust,
-    masks,
-    overload,
-    profile,
-    server_load,
-    stages,
-    text,
-    tune,
-    vectors,
-    versus,
-)
+from bench.experiments import faces, fair, locust, overload, profile, server_load, side_by_side, stages, text, tune, vectors
 from bench.experiments.options import Commands
 from bench.harness.errors import ContestantError
 from bench.report.compare import compare
-from bench.report.records import load_record
+from bench.report.records import RecordError, load_record
 
 _INTERRUPTED = 130
 # Each has a one-line message for the user.
-_FAILURES = (ContestantError, SettingsError, CommandError, ConfigFileError)
+_FAILURES = (ContestantError, SettingsError, CommandError, ConfigFileError, RecordError)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one experiment or show earlier results; return the exit code. Without arguments, run `capacity`."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure Nereid.")
-    commands = parser.add_subparsers(required=True, metavar="name")
-    for experiment in (
-        capacity,
-        server_load,
-        versus,
-        overload,
-        fair,
-        limit,
-        locust,
-        stages,
-        masks,
-        faces,
-        profile,
-        text,
-        tune,
-        vectors,
-    ):
-        experiment.add_to(commands)
+    commands = parser.add_subparsers(required=True, metavar="name", dest="experiment")
+    for module in (side_by_side, server_load, overload, fair, locust, stages, faces, profile, text, tune, vectors):
+        module.add_to(commands)
     _add_results(commands)
     options = parser.parse_args((sys.argv[1:] if arguments is None else arguments) or ["capacity"])
     try:
@@ -77,22 +47,18 @@ def _add_results(commands: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    try:
-        print(compare(load_record(options.before), load_record(options.after)))
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 1
+    print(compare(load_record(options.before), load_record(options.after)))
     return 0
 
 
 def _report(options: argparse.Namespace) -> int:
     from bench.report.page import page  # noqa: PLC0415 - its charts take long to import
 
+    records = [(file.stem, load_record(file)) for file in options.files]
     try:
-        records = [(file.stem, load_record(file)) for file in options.files]
         options.output.write_text(page(records), encoding="utf-8")
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
+    except OSError as error:
+        print(f"{options.output}: {error.strerror}", file=sys.stderr)
         return 1
     print(f"written: {options.output}")
     return 0

@@ -7,7 +7,6 @@
 import random
 import ssl
 import sys
-from collections import defaultdict
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +16,6 @@ from locust import FastHttpUser, events, tag, task
 
 _FOR_EVER = 1e6
 _sent = count()
-_stages: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 _SAMPLES = Path(__file__).parents[1] / "tests" / "images"
 
 
@@ -43,19 +41,8 @@ def _read_files(environment: Any, **_: Any) -> None:  # noqa: ANN401 - Locust's
     Caller.ssl_context_factory = lambda *_: context
 
 
-@events.request.add_listener
-def _add_timing(name: str, response: Any, exception: Exception | None, **_: Any) -> None:  # noqa: ANN401 - Locust's
-    timing = None if exception else response.headers.get("Server-Timing")
-    for entry in timing.split(",") if timing else ():
-        stage, _, parameters = entry.strip().partition(";")
-        _stages[name][stage].append(float(parameters.partition("dur=")[2].partition(";")[0] or 0))
-
-
 @events.quitting.add_listener
-def _show_details(environment: Any, **_: Any) -> None:  # noqa: ANN401 - Locust's
-    for name, stages in _stages.items():
-        means = ", ".join(f"{stage} {sum(times) / len(times):.3g}" for stage, times in stages.items())
-        print(f"Server-Timing {name}: {means} ms", file=sys.stderr)
+def _show_errors(environment: Any, **_: Any) -> None:  # noqa: ANN401 - Locust's
     for error in environment.stats.errors.values():
         print(f"{error.occurrences} x {error.method} {error.name}: {error.error}", file=sys.stderr)
 

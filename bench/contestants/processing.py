@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-SIDE = 640
-CLASSIFIER_SIDE = 224
-_KEPT = 0.875  # of the shorter side
+OUTPUTS = ("num_dets", "det_boxes", "det_scores", "det_classes")
+"""Outputs of a detector: number of rows (1, 1); boxes (1, n, 4) x1 y1 x2 y2 in pixels of the canvas; scores (1, n), descending;
+class ids (1, n)."""
+
+_SIDE = 640
 _PAD = 114
-_CLASSES = 5
 _MIN_CONFIDENCE = 0.25
 
 
@@ -34,22 +35,12 @@ def letterbox(data: bytes) -> Letterboxed:
     """Decode an image and fit it to the centre of a canvas."""
     image = Image.open(BytesIO(data)).convert("RGB")
     width, height = image.size
-    scale = min(SIDE / width, SIDE / height)
+    scale = min(_SIDE / width, _SIDE / height)
     inner = round(width * scale), round(height * scale)
-    left, top = (SIDE - inner[0]) // 2, (SIDE - inner[1]) // 2
-    canvas = np.full((SIDE, SIDE, 3), _PAD, np.uint8)
+    left, top = (_SIDE - inner[0]) // 2, (_SIDE - inner[1]) // 2
+    canvas = np.full((_SIDE, _SIDE, 3), _PAD, np.uint8)
     canvas[top : top + inner[1], left : left + inner[0]] = np.asarray(image.resize(inner, Image.Resampling.BILINEAR))
     return Letterboxed(canvas, scale, left, top, width, height)
-
-
-def center_crop(data: bytes) -> NDArray[np.uint8]:
-    """Decode an image, and scale and crop it for a classifier; return shape (224, 224, 3), RGB."""
-    image = Image.open(BytesIO(data)).convert("RGB")
-    scale = CLASSIFIER_SIDE / _KEPT / min(image.size)
-    width, height = round(image.width * scale), round(image.height * scale)
-    left, top = (width - CLASSIFIER_SIDE) // 2, (height - CLASSIFIER_SIDE) // 2
-    resized = image.resize((width, height), Image.Resampling.BICUBIC)
-    return np.asarray(resized.crop((left, top, left + CLASSIFIER_SIDE, top + CLASSIFIER_SIDE)))
 
 
 def normalize(canvas: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -59,17 +50,7 @@ def normalize(canvas: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def describe(image: Letterboxed, labels: list[str], tensors: Sequence[NDArray[Any]]) -> dict[str, Any]:
-    """Build the response of a server.
-
-    Args:
-        image: The request's image.
-        labels: Class names by id.
-        tensors: Number of rows (1, 1); boxes (1, n, 4) x1 y1 x2 y2 in pixels of the canvas; scores (1, n), descending;
-            class ids (1, n).
-
-    Returns:
-        Detections with corners as fractions of the image, and the size of the image.
-    """
+    """Build the response of a server from `OUTPUTS`: detections with corners as fractions of the image, and its size."""
     count, boxes, scores, classes = tensors
     detections: list[dict[str, Any]] = []
     for row in range(int(count[0, 0])):
@@ -90,16 +71,5 @@ def describe(image: Letterboxed, labels: list[str], tensors: Sequence[NDArray[An
                 "class_name": labels[id_],
             }
         )
-    return {
-        "detections": detections,
-        "num_detections": len(detections),
-        "status": "success",
-        "image": {"width": image.width, "height": image.height},
-    }
-
-
-def describe_classes(labels: list[str], probabilities: NDArray[np.float32]) -> dict[str, Any]:
-    """Build the response of a classifier: the five most probable classes, of probabilities (1, classes)."""
-    best = [int(id_) for id_ in np.argsort(probabilities[0])[: -_CLASSES - 1 : -1]]
-    classes = [{"class_id": id_, "class_name": labels[id_], "confidence": float(probabilities[0, id_])} for id_ in best]
-    return {"classifications": classes, "num_classifications": len(classes), "status": "success"}
+    size = {"width": image.width, "height": image.height}
+    return {"detections": detections, "num_detections": len(detections), "status": "success", "image": size}

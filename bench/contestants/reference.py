@@ -18,52 +18,34 @@ from fastapi import FastAPI, Request  # type: ignore[import-not-found]
 from fastapi.responses import JSONResponse, ORJSONResponse  # type: ignore[import-not-found]
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 
-from bench.contestants.processing import describe, letterbox, normalize
+from bench.contestants.processing import OUTPUTS, describe, letterbox, normalize
 
-OUTPUTS = ("num_dets", "det_boxes", "det_scores", "det_classes")
 _MAX_BYTES = 50 * 2**20
 _SLOW_MS = 100
 _LOG = getLogger("uvicorn.error")
 
-Detect = Callable[[Any, bytes], dict[str, Any]]
-"""Takes the worker's client and an encoded image."""
 
-
-def detect(client: Any, body: bytes) -> dict[str, Any]:  # noqa: ANN401 - the client has no types
+def _detect(client: Any, body: bytes) -> dict[str, Any]:  # noqa: ANN401 - the client has no types
     """Detect objects in an encoded image."""
     image = letterbox(body)
     if os.environ.get("BENCH_TENSOR", "FP32") == "FP32":
-        tensors = infer(client, os.environ["BENCH_MODEL"], InferInput("images", [1, 3, 640, 640], "FP32"), normalize(image.canvas))
+        asked = InferInput("images", [1, 3, 640, 640], "FP32").set_data_from_numpy(normalize(image.canvas))
     else:
-        tensors = infer(client, os.environ["BENCH_MODEL"], InferInput("image", [1, 640, 640, 3], "UINT8"), image.canvas[None])
-    return describe(image, os.environ["BENCH_LABELS"].split("\n"), tensors)
+        asked = InferInput("image", [1, 640, 640, 3], "UINT8").set_data_from_numpy(image.canvas[None])
+    answer = client.infer(os.environ["BENCH_MODEL"], [asked], outputs=[InferRequestedOutput(name) for name in OUTPUTS])
+    return describe(image, os.environ["BENCH_LABELS"].split("\n"), [answer.as_numpy(name) for name in OUTPUTS])
 
 
-def infer(client: Any, model: str, image: InferInput, tensor: Any) -> list[Any]:  # noqa: ANN401 - the client has no types
-    """Run one inference; return the outputs in the order of `OUTPUTS`."""
-    image.set_data_from_numpy(tensor)
-    answer = client.infer(model, [image], outputs=[InferRequestedOutput(name) for name in OUTPUTS])
-    return [answer.as_numpy(name) for name in OUTPUTS]
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    app.state.client = InferenceServerClient(os.environ["BENCH_TRITON"])
+    yield
+    app.state.client.close()
 
 
-def create_app(detect: Detect = detect) -> FastAPI:
-    """Build the application of one worker; `detect` handles a request."""
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.client = InferenceServerClient(os.environ["BENCH_TRITON"])
-        yield
-        app.state.client.close()
-
-    async def handle(request: Request) -> ORJSONResponse:
-        body = await request.body()
-        return ORJSONResponse(await asyncio.to_thread(detect, request.app.state.client, body))
-
-    app = FastAPI(lifespan=lifespan, default_response_class=ORJSONResponse)
-    app.middleware("http")(_guard)
-    app.add_api_route("/detect", handle, methods=["POST"])
-    app.add_api_route("/health", _health)
-    return app
+async def _handle(request: Request) -> ORJSONResponse:
+    body = await request.body()
+    return ORJSONResponse(await asyncio.to_thread(_detect, request.app.state.client, body))
 
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Any]]) -> Any:  # noqa: ANN401
@@ -84,4 +66,7 @@ async def _health() -> dict[str, str]:
     return {"status": "healthy"}
 
 
-app = create_app()
+app = FastAPI(lifespan=_lifespan, default_response_class=ORJSONResponse)
+app.middleware("http")(_guard)
+app.add_api_route("/detect", _handle, methods=["POST"])
+app.add_api_route("/health", _health)

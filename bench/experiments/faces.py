@@ -36,6 +36,7 @@ _CONFIDENCE = 0.5
 _THRESHOLDS = (0.5, 0.55, 0.6, 0.65, 0.7)
 _QUALITY = 40
 _CHANGES = ("shifted", "turned", "compressed", "all three")
+_MIN_WIDTH = 32  # of the faces in the second table, in pixels
 # Of the faces of a changed picture, the one with these landmarks; by how much of the face's width they may be off.
 _NEAR = 0.35
 
@@ -146,20 +147,16 @@ def largest_difference(own: Found, alone: Found) -> float:
     """Return by how many pixels the boxes or landmarks of the same faces differ; infinity if the faces are not the same."""
     if len(own.scores) != len(alone.scores):
         return float("inf")
-    return max(
-        (
-            min(max(np.abs(box - other).max(), np.abs(points - places).max()) for other, _, places in zip(*alone, strict=True))
-            for box, _, points in zip(*own, strict=True)
-        ),
-        default=0.0,
-    )
+    boxes = np.abs(own.boxes[:, None] - alone.boxes).max(axis=2, initial=0)
+    points = np.abs(own.landmarks[:, None] - alone.landmarks).max(axis=(2, 3), initial=0)
+    return float(np.maximum(boxes, points).min(axis=1, initial=float("inf")).max(initial=0))
 
 
 def run_experiment(options: argparse.Namespace) -> int:
-    """Print the table."""
+    """Print the tables."""
     entries = registry.load()
     with TemporaryDirectory(prefix="nereid-bench-") as scratch:
-        networks = {name: download(entries[name], Path(scratch), source=options.source) for name in (DETECTION, DESCRIPTION)}
+        networks = {name: download(entries[name], Path(scratch)) for name in (DETECTION, DESCRIPTION)}
         models = open_models(Path(scratch, "models"), networks)
         alone = open_network(networks[DETECTION])
         faces, compared, worst = list[Face](), 0, 0.0
@@ -170,32 +167,33 @@ def run_experiment(options: argparse.Namespace) -> int:
             worst = max(worst, largest_difference(own, find_alone(alone, canvas, entries[DETECTION].recipe.floor)))  # type: ignore[union-attr]
             faces += _follow(models, picture)
     print(f"{compared} faces above the floor; boxes and landmarks differ by at most {worst:.4f} px from the network alone")
-    for width in (0, options.width):
+    for width in (0, _MIN_WIDTH):
         _print_rates([face for face in faces if face.width >= width], width, models.describer_spec.match_distance or 1.0)
     return 0
 
 
+def add_to(commands: Commands) -> None:
+    """Add this experiment to the command line."""
+    command = commands.add_parser("faces", help="faces found as by the network alone, verified with themselves and with others")
+    command.add_argument("photos", type=Path, nargs="*", default=_PHOTOS, metavar="DIR", help="folders of photos; no person twice")
+    command.set_defaults(run=run_experiment)
+
+
 def _print_rates(faces: Sequence[Face], width: int, match_distance: float) -> None:
     """Print how many of the faces at least so wide are verified with themselves and with others, for several thresholds."""
-    others = [similarity(a.vector, b.vector, match_distance) for row, a in enumerate(faces) for b in faces[:row]]
-    rows: list[tuple[str, ...]] = [("threshold", *_CHANGES, "others")]
-    own = {
-        change: [
-            0.0 if (other := face.changed[change]) is None else similarity(face.vector, other, match_distance)
-            for face in faces
-            if change in face.changed
-        ]
-        for change in _CHANGES
-    }
-    rows += [
-        (f"{threshold:.2f}", *(_percentage(values, threshold) for values in (*own.values(), others))) for threshold in _THRESHOLDS
+
+    def alike(face: Face, other: Floats | None) -> float:
+        return 0.0 if other is None else similarity(face.vector, other, match_distance)
+
+    columns = {change: [alike(face, face.changed[change]) for face in faces if change in face.changed] for change in _CHANGES}
+    columns["others"] = [alike(face, other.vector) for row, face in enumerate(faces) for other in faces[:row]]
+    rows = [
+        (f"{threshold:.2f}", *(f"{np.mean(np.array(values) >= threshold):.1%}" if values else "-" for values in columns.values()))
+        for threshold in _THRESHOLDS
     ]
-    print(f"\n{len(faces)} faces at least {width} px wide, {len(others)} pairs of others, match_distance {match_distance}")
-    print(table(rows))
-
-
-def _percentage(values: Sequence[float], threshold: float) -> str:
-    return f"{100 * float(np.mean(np.array(values) >= threshold)):.1f} %" if values else "-"
+    pairs = len(columns["others"])
+    print(f"\n{len(faces)} faces at least {width} px wide, {pairs} pairs of others, match_distance {match_distance}")
+    print(table([("threshold", *columns), *rows]))
 
 
 def _pictures(folders: Sequence[Path]) -> Iterator[Pixels]:
@@ -235,12 +233,3 @@ def _changed(picture: Pixels) -> Iterator[tuple[str, NDArray[np.float64], Pixels
             Image.fromarray(pixels).save(file, "JPEG", quality=_QUALITY)
             pixels = np.asarray(Image.open(file))
         yield change, matrix, pixels  # type: ignore[misc]
-
-
-def add_to(commands: Commands) -> None:
-    """Add this experiment to the command line."""
-    command = commands.add_parser("faces", help="faces found as by the network alone, verified with themselves and with others")
-    command.add_argument("photos", type=Path, nargs="*", default=_PHOTOS, metavar="DIR", help="folders of photos; no person twice")
-    command.add_argument("--from", dest="source", type=Path, help="folder with the packages of the networks; else downloaded")
-    command.add_argument("--width", type=int, default=32, help="width of the smallest face in the second table, pixels")
-    command.set_defaults(run=run_experiment)

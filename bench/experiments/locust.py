@@ -16,8 +16,8 @@ from bench.harness.processes import ROOT
 from bench.load import driver
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.images import given_samples
-from bench.report.machine import describe_machine
 from bench.report.measurements import PERCENTILES
+from bench.report.records import describe_machine
 from bench.report.text import number, places, table
 
 TASKS = ("detect", "classify")

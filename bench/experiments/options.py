@@ -16,7 +16,7 @@ def add_shared(command: argparse.ArgumentParser, **defaults: float | None) -> No
 
 def describe(options: argparse.Namespace) -> dict[str, str]:
     """Return the options that have a value, for a record."""
-    values = {name: value for name, value in vars(options).items() if name not in {"run", "json"} and value}
+    values = {name: value for name, value in vars(options).items() if name not in {"run", "plan", "json"} and value}
     return {name: ", ".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in values.items()}
 
 
@@ -45,12 +45,10 @@ def new_file(text: str) -> Path:
 
 
 _SHARED: dict[str, dict[str, Any]] = {
-    "images": {"type": Path, "metavar": "DIR", "help": "images to send: a folder of JPEGs, scaled down to COCO's size"},
     "clients": {"type": count, "help": "number of concurrent clients"},
     "workers": {"type": count, "help": "worker processes per server"},
     "seconds": {"type": positive, "help": "seconds per measurement"},
-    "rounds": {"type": count, "help": "rounds per server, interleaved"},
-    "before": {"type": Path, "metavar": "PATH", "help": "another checkout of this project, to measure its Nereid beside today's"},
+    "rounds": {"type": count, "help": "rounds, interleaved"},
     "json": {"type": new_file, "metavar": "OUT", "help": "write the results here, for compare and report"},
 }
 """Arguments of `add_argument` by name."""

@@ -1,23 +1,30 @@
 """Load above the gateway's capacity: goodput, latency of responses and rejections, memory, and recovery."""
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from contextlib import contextmanager
+from typing import Any
 
-from bench.experiments.options import Commands, add_shared, describe, positive
-from bench.experiments.progress import say
-from bench.harness.burst import PEAK, Burst, measure_burst, measure_peak
+import msgspec
+import uvloop
+
+from bench.experiments.options import Commands, add_shared, describe
+from bench.harness.contest import meters_of
 from bench.harness.errors import ContestantError
-from bench.harness.lineup import BEFORE, DEFAULT, Lineup
-from bench.harness.processes import require_checkout
-from bench.harness.triton import fixture_triton
-from bench.load.images import coco_samples, unlabelled_samples
+from bench.harness.lineup import DEFAULT, Contestant, Lineup, lineup_of
+from bench.harness.meters import Meters, find_workers, sampled_memory
+from bench.harness.processes import Running
+from bench.load.driver import run as drive
+from bench.load.images import Sample, coco_samples, unlabelled_samples
+from bench.load.outcome import Outcome
+from bench.load.overload import drive_arrivals, drive_crowd
 from bench.models.repository import YOLO
-from bench.report.measurements import Run
-from bench.report.overload_text import overload_text
+from bench.report.measurements import Measurement, Overload, Run
+from bench.report.progress import say
 from bench.report.records import make_record, save_record
+from bench.report.text import overview
 
 MODELS = ("wait_20", "wait_200", "wait_50_batch8", YOLO)
 FACTORS = {"open_3": 3, "open_10": 10, "open_30": 30}
@@ -25,24 +32,31 @@ FACTORS = {"open_3": 3, "open_10": 10, "open_30": 30}
 CROWDS = {"polite": True, "at_once": False}
 """Phases with many clients that wait for responses, and whether they also respect Retry-After."""
 PHASES = (*FACTORS, *CROWDS)
+PEAK = "peak"
+PEAK_CLIENTS = (4, 8, 16, 32)
+RECOVERY_SECONDS = 5.0
+"""Time between the end of a burst and the measurement of a single client."""
+WATCH_SECONDS = 10.0
+"""Duration of memory measurement after the end of a burst."""
+PROBE_SECONDS = 2.0
+"""Duration of the measurement of a single client."""
 
 _CROWD = 512
 _PEAK_SHARE = 0.5  # fraction of the duration of a burst, per number of clients
+_WARM_UP_CLIENTS, _WARM_UP_SECONDS = 4, 1.0
+_PROBE_PATIENCE = 8.0
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure each phase with each model, and print one table per model."""
-    before = require_checkout(options.before) if options.before else None
-    names = [DEFAULT, f"{DEFAULT}{BEFORE}"] if before else [DEFAULT]
     runs: list[Run] = []
     try:
-        with TemporaryDirectory(prefix="nereid-bench-") as logs, fixture_triton({YOLO} & {*options.models}) as triton:
-            lineup = Lineup(triton, options.workers, Path(logs), before=before)
+        with lineup_of(options.models, options.workers) as lineup:
             for model in options.models:
-                found = list(_measure(lineup, names, model, options))
+                found = list(_measure(lineup, model, options))
                 runs += found
                 say()
-                print(f"\n{model}, {options.workers} workers, {options.seconds:g} s\n{overload_text(found)}", flush=True)
+                print(f"\n{model}, {options.workers} workers, {options.seconds:g} s\n{overview(found)}", flush=True)
     finally:
         if options.json is not None and runs:
             save_record(options.json, make_record(describe(options), runs))
@@ -54,33 +68,83 @@ def add_to(commands: Commands) -> None:
     command = commands.add_parser("overload", help="what the gateway does with more load than it can bear")
     command.add_argument("--models", nargs="+", choices=MODELS, default=["wait_20"], help="models to use")
     command.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES), help="loads to send; by default all")
-    command.add_argument(
-        "--peak", type=positive, metavar="RATE", help="correct answers per second without overload; by default they are measured"
-    )
-    add_shared(command, seconds=8.0, workers=2, images=None, before=None, json=None)
+    add_shared(command, seconds=8.0, workers=2, json=None)
     command.set_defaults(run=run)
 
 
-def _measure(lineup: Lineup, names: Sequence[str], model: str, options: argparse.Namespace) -> Iterator[Run]:
-    """Measure one model; the servers alternate in each phase."""
-    samples = coco_samples(options.images) if model == YOLO else unlabelled_samples(options.images)
-    contestants = [lineup.contestant(name, model) for name in names]
-    peaks = []
-    for contestant in contestants if options.peak is None else []:
-        say(f"{model}: {PEAK}, {contestant.name}")
-        peaks.append(measure_peak(lineup, contestant, samples, options.seconds * _PEAK_SHARE))
-    yield from peaks
-    peak = options.peak or max(one.outcome.goodput for one in peaks)
+def _measure(lineup: Lineup, model: str, options: argparse.Namespace) -> Iterator[Run]:
+    """Measure the peak of one model, with the best number of clients that wait for responses, and then each phase."""
+    samples = coco_samples() if model == YOLO else unlabelled_samples()
+    contestant = lineup.contestant(DEFAULT, model)
+    say(f"{model}: {PEAK}")
+    with _started(lineup, contestant, samples) as (server, url):
+        peaks = []
+        for clients in PEAK_CLIENTS:
+            meters = meters_of(lineup, contestant, server)
+            measured = meters.read(drive(drive_crowd(url, samples, clients=clients, seconds=options.seconds * _PEAK_SHARE)))
+            goodput = measured.outcome.goodput
+            peaks.append(_to_run(model, measured, Overload(phase=PEAK, offered=goodput, peak=goodput), clients=clients))
+    best = max(peaks, key=lambda one: one.outcome.goodput)
+    yield best
     for phase in options.phases:
-        for contestant in contestants:
-            say(f"{model}: {phase}, {contestant.name}")
-            try:
-                yield measure_burst(lineup, contestant, samples, _burst(phase, peak), options.seconds, peak)
-            except ContestantError as error:
-                print(f"{model}, {phase}: {contestant.name} is left out: {error}", file=sys.stderr)
+        say(f"{model}: {phase}")
+        rate = round(FACTORS[phase] * best.outcome.goodput, 1) if phase in FACTORS else None
+        try:
+            with _started(lineup, contestant, samples) as (server, url):
+                before = drive(drive_crowd(url, samples, clients=1, seconds=PROBE_SECONDS))
+                meters = meters_of(lineup, contestant, server)
+                with sampled_memory(find_workers(server.process, contestant.workers)) as memory:
+                    measured, after = uvloop.run(_load_and_watch(url, samples, phase, rate, options.seconds, meters))
+        except (ContestantError, OSError) as error:
+            print(f"{model}, {phase} is left out: {error}", file=sys.stderr)
+            continue
+        overload = Overload(
+            phase=phase,
+            offered=rate or measured.outcome.requests / measured.outcome.seconds,
+            peak=best.outcome.goodput,
+            before_ms=_median(before),
+            after_ms=after,
+            memory=memory,
+        )
+        yield _to_run(model, measured, overload, rate=rate, clients=None if rate else _CROWD)
 
 
-def _burst(phase: str, peak: float) -> Burst:
-    if phase in FACTORS:
-        return Burst(phase, rate=round(FACTORS[phase] * peak, 1))
-    return Burst(phase, clients=_CROWD, is_polite=CROWDS[phase])
+@contextmanager
+def _started(lineup: Lineup, contestant: Contestant, samples: Sequence[Sample]) -> Iterator[tuple[Running, str]]:
+    """Start and warm up a server; yield it and the URL of the load."""
+    with lineup.start(contestant) as server:
+        url = f"{server.url}/detect"
+        drive(drive_crowd(url, samples, clients=_WARM_UP_CLIENTS, seconds=_WARM_UP_SECONDS))
+        yield server, url
+
+
+async def _load_and_watch(  # noqa: PLR0913, PLR0917 - the parts of a load
+    url: str, samples: Sequence[Sample], phase: str, rate: float | None, seconds: float, meters: Meters
+) -> tuple[Measurement, float | None]:
+    """Send a burst; measure a single client some time after the last request was due, even if requests are unanswered."""
+    if rate is None:
+        load = drive_crowd(url, samples, clients=_CROWD, seconds=seconds, is_polite=CROWDS[phase])
+    else:
+        load = drive_arrivals(url, samples, rate=rate, seconds=seconds)
+
+    async def measure() -> Measurement:
+        return await asyncio.to_thread(meters.read, await load)
+
+    async def probe() -> float | None:
+        await asyncio.sleep(seconds + RECOVERY_SECONDS)
+        try:
+            return _median(await drive_crowd(url, samples, clients=1, seconds=PROBE_SECONDS, patience=_PROBE_PATIENCE))
+        except OSError:  # the server no longer listens: it has not recovered
+            return None
+
+    measured, after, _ = await asyncio.gather(measure(), probe(), asyncio.sleep(seconds + WATCH_SECONDS))
+    return measured, after
+
+
+def _to_run(model: str, measured: Measurement, overload: Overload, **load: Any) -> Run:  # noqa: ANN401 - clients or rate
+    values = msgspec.structs.asdict(measured) | {"figures": {}}
+    return Run(contestant=DEFAULT, mode=f"overload: {model}", model=model, overload=overload, **values, **load)
+
+
+def _median(outcome: Outcome) -> float | None:
+    return outcome.percentile(50) if outcome.correct else None

@@ -9,48 +9,39 @@ import psutil
 
 from app.settings import environment
 from bench.experiments.options import Commands, add_shared, count, describe, positive
-from bench.experiments.progress import with_bar
-from bench.experiments.search import find_best
-from bench.experiments.service import (
-    WARM_UP_CLIENTS,
-    WARM_UP_SECONDS,
-    Plan,
-    add_service,
-    check_warm_up,
-    one_line,
-    reach,
-    with_route,
-)
+from bench.experiments.service import Plan, add_service, check_warm_up, one_line, reach, with_route
 from bench.harness.meters import Meters, children, listeners
 from bench.load.closed_loop import drive_closed_loop
-from bench.load.driver import Progress, run
+from bench.load.driver import run
 from bench.load.images import given_samples
-from bench.load.open_loop import CONNECTIONS, drive_open_loop
 from bench.load.outcome import Outcome
-from bench.report.machine import describe_machine
+from bench.load.overload import OPEN_CONNECTIONS, drive_open_loop
 from bench.report.measurements import UNKNOWN_MODEL, Run
-from bench.report.records import make_record, save_record
+from bench.report.progress import say, watch
+from bench.report.records import describe_machine, make_record, save_record
 from bench.report.text import overview, places, sheet
 
 QUICK_CLIENTS, QUICK_SECONDS = 16, 30.0
+WARM_UP_CLIENTS, WARM_UP_SECONDS = 4, 1.0
+"""Load before the first measurement: the first requests after a start are slower."""
 SWEEP = (1, 10, 50, 100, 256)
 """Numbers of clients that `sweep` measures."""
 MAX_CLIENTS = 256
 """Maximum number of clients in `sustained`."""
 MAX_TRIES = 13
 """Maximum number of runs in `sustained`: doubled from 1 to 256, and two refinements of two."""
+WORTH = 0.02
+"""Relative gain in throughput for which `sustained` prefers more clients."""
+
+_MAX_FALLS = 2
+_REFINEMENTS = 2
 
 
 class Session:
     """A server, the requests to it, and the runs so far."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Prepare the session without sending requests.
-
-        Raises:
-            ContestantError: As for `reach`.
-            ValueError: There is no image to send, or the URL is none.
-        """
+        """Prepare the session without sending requests. Errors as for `reach` and `given_samples`."""
         self.options = options
         self.runs: list[Run] = []
         self._model: str = options.model or ""
@@ -60,58 +51,21 @@ class Session:
         is_unknown = self._service.is_elsewhere and not options.triton
         self._tritons: list[str] = [] if is_unknown else [options.triton or environment.load().triton_address]
 
-    def closed(self, clients: int, seconds: float) -> Run:
-        """Load the server with clients that wait for responses."""
-        return self._measure(partial(self._drive_clients, clients, seconds, self._service.requests), seconds, clients=clients)
-
-    def constant(self, rate: float, seconds: float) -> Run:
-        """Load the server at a constant rate, independent of its speed."""
-        if self._service.requests:
-            seconds = min(seconds, self._service.requests / rate)
-
-        def drive(progress: Progress) -> Outcome:
-            return run(drive_open_loop(self._service.target, self._samples, rate=rate, seconds=seconds, progress=progress))
-
-        return self._measure(drive, seconds, rate=rate)
-
-    def finish(self, *, is_search: bool = False) -> int:
-        """Save the runs if requested; return 1 if a request failed or, in a search, had a wrong result."""
-        options = self.options
-        if options.json:
-            settings = describe(options) | {"images": str(len(self._samples))}
-            save_record(options.json, make_record(settings, self.runs, server=self._service.server))
-            print(f"\nwritten: {options.json}")
-        return int(any(one.outcome.statuses.get("wrong") or (one.outcome.failed and not is_search) for one in self.runs))
-
-    def _drive_clients(self, clients: int, seconds: float, requests: int | None, progress: Progress | None = None) -> Outcome:
-        load = drive_closed_loop(
-            self._service.target,
-            self._samples,
-            clients=clients,
-            seconds=seconds,
-            requests=requests,
-            progress=progress,
-            is_polite=self._service.is_elsewhere,
-        )
-        return run(load)
-
-    def _measure(
-        self, drive: Callable[[Progress], Outcome], seconds: float, *, clients: int | None = None, rate: float | None = None
-    ) -> Run:
+    def measure(self, *, clients: int | None = None, rate: float | None = None) -> Run:
+        """Load the server with clients that wait for responses, or at a constant rate, independent of its speed."""
         if not self.runs:
             warm_up = min(clients or WARM_UP_CLIENTS, WARM_UP_CLIENTS)
-            outcome = self._drive_clients(warm_up, WARM_UP_SECONDS, self._service.warm_up_requests)
+            outcome = self._drive(self._service.warm_up_requests, WARM_UP_SECONDS, clients=warm_up)
             check_warm_up(self._url, outcome)
             print(places(describe_machine(), self._service.server))
             self._model = outcome.model or self._model
         meters = Meters(self._find_processes, self._tritons, self._model)
-        label = f"{clients} clients" if clients else f"{rate:g}/s"
-        measured = meters.read(with_bar(f"{self.options.name}, {label}", seconds, drive))
+        measured = meters.read(self._drive(self._service.requests, self.options.duration, clients=clients, rate=rate))
+        say()
         self._model = measured.outcome.model or self._model
-        note = measured.triton_note or ("" if measured.triton else self._missing())
         self.runs.append(
             Run(
-                contestant=self.options.label,
+                contestant="nereid",
                 mode=self.options.name,
                 model=self._model or UNKNOWN_MODEL,
                 clients=clients,
@@ -119,10 +73,36 @@ class Session:
                 outcome=measured.outcome,
                 cpu_ms=measured.cpu_ms,
                 triton=measured.triton,
-                triton_note=note,
+                triton_note=measured.triton_note or ("" if measured.triton else self._missing()),
             )
         )
         return self.runs[-1]
+
+    def finish(self, *, is_search: bool = False) -> int:
+        """Save the runs if requested; return 1 if a request failed or, in a search, had a wrong result."""
+        options = self.options
+        if options.json:
+            settings = describe(options) | {"images": str(len(self._samples))}
+            save_record(options.json, make_record(settings, self.runs, self._service.server))
+            print(f"\nwritten: {options.json}")
+        return int(any(one.outcome.statuses.get("wrong") or (one.outcome.failed and not is_search) for one in self.runs))
+
+    def _drive(self, requests: int | None, seconds: float, *, clients: int | None = None, rate: float | None = None) -> Outcome:
+        target, samples = self._service.target, self._samples
+        progress = watch(f"{self.options.name}, {f'{rate:g}/s' if rate else f'{clients} clients'}", seconds)
+        if rate:
+            seconds = min(seconds, requests / rate) if requests else seconds
+            return run(drive_open_loop(target, samples, rate=rate, seconds=seconds, progress=progress))
+        load = drive_closed_loop(
+            target,
+            samples,
+            clients=clients or 1,
+            seconds=seconds,
+            requests=requests,
+            progress=progress,
+            is_polite=self._service.is_elsewhere,
+        )
+        return run(load)
 
     def _missing(self) -> str:
         if not self._tritons:
@@ -138,23 +118,17 @@ class Session:
 
 
 def full(session: Session) -> int:
-    """Load the server with the number of clients and the duration in the options."""
-    print(sheet(session.closed(session.options.clients, session.options.duration)))
+    """Load the server as the options say, once."""
+    print(sheet(session.measure(clients=session.options.clients, rate=session.options.rate)))
     return session.finish()
 
 
 def sweep(session: Session) -> int:
     """Measure one number of clients after the other."""
     for clients in SWEEP:
-        session.closed(clients, session.options.duration)
+        session.measure(clients=clients)
     print(overview(session.runs))
     return session.finish(is_search=True)
-
-
-def constant(session: Session) -> int:
-    """Load the server at a constant rate."""
-    print(sheet(session.constant(session.options.rate, session.options.duration)))
-    return session.finish()
 
 
 def sustained(session: Session) -> int:
@@ -163,16 +137,48 @@ def sustained(session: Session) -> int:
     tried: dict[int, Run] = {}
 
     def holds(clients: int) -> bool:
-        tried[clients] = session.closed(clients, session.options.duration)
+        tried[clients] = session.measure(clients=clients)
         return not tried[clients].outcome.failed and tried[clients].outcome.percentile(99) <= limit
 
     best = find_best(holds, lambda clients: tried[clients].outcome.rate, MAX_CLIENTS)
-    print(overview(run for _, run in sorted(tried.items())))
+    print(overview([run for _, run in sorted(tried.items())]))
     if best is None:
         print(f"\np99 is above {limit:g} ms, or requests fail, even with the fewest clients")
     else:
         print(f"\nbest within p99 <= {limit:g} ms: {best} clients\n\n{sheet(tried[best])}")
     return session.finish(is_search=True)
+
+
+def find_best(holds: Callable[[int], bool], rate: Callable[[int], float], max_clients: int) -> int | None:
+    """Double the clients until the latency limit breaks or throughput falls twice; then search between the best's neighbours.
+
+    `holds` measures with a number of clients, each once, and returns whether the limit holds; `rate` returns the throughput then.
+    The result is the smallest number of clients with the best throughput; None if the limit does not hold with one client.
+    """
+    good: list[int] = []
+    tried: list[int] = []
+
+    def best() -> int:
+        highest = max(map(rate, good))
+        return min(clients for clients in good if rate(clients) * (1 + WORTH) >= highest)
+
+    clients, falls = 1, 0
+    while clients <= max_clients and falls < _MAX_FALLS:
+        tried.append(clients)
+        if not holds(clients):
+            break
+        falls = falls + 1 if good and rate(clients) <= rate(best()) * (1 + WORTH) else 0
+        good.append(clients)
+        clients *= 2
+    for _ in range(_REFINEMENTS if good else 0):
+        around = sorted(tried)
+        place = around.index(best())
+        neighbours = around[max(0, place - 1) : place] + around[place + 1 : place + 2]
+        for between in sorted({(best() + neighbour) // 2 for neighbour in neighbours} - set(tried)):
+            tried.append(between)
+            if holds(between):
+                good.append(between)
+    return best() if good else None
 
 
 def add_to(commands: Commands) -> None:
@@ -182,7 +188,7 @@ def add_to(commands: Commands) -> None:
         "full": (full, "--clients for --duration"),
         "sustained": (sustained, "the number of clients with the best throughput whose p99 holds"),
         "sweep": (sweep, f"{', '.join(map(str, SWEEP))} clients"),
-        "open": (constant, "a constant rate; latency from when a request was due"),
+        "open": (full, "a constant rate; latency from when a request was due"),
     }
     for name, (function, description) in entries.items():
         command = commands.add_parser(name, help=f"{description} (a server must run)")
@@ -193,7 +199,7 @@ def add_to(commands: Commands) -> None:
         command.add_argument("--model", help="model to use; by default the server's own")
         command.add_argument("--triton", help="gRPC endpoint of the server's Triton; by default that in the settings")
         add_shared(command, json=None)
-        command.add_argument("--label", default="nereid", help="name of the server in the results")
+        command.set_defaults(clients=None, rate=None)
         if name == "full":
             command.add_argument("--clients", type=count, default=QUICK_CLIENTS, help="number of concurrent clients")
         if name == "open":
@@ -220,5 +226,5 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.name == "sweep":
         return Plan(max(SWEEP), options.duration, len(SWEEP))
     if options.name == "open":
-        return Plan(CONNECTIONS, options.duration, rate=options.rate)
+        return Plan(OPEN_CONNECTIONS, options.duration, rate=options.rate)
     return Plan(options.clients, options.duration)

@@ -14,15 +14,13 @@ from bench.experiments.options import count
 from bench.harness.errors import ContestantError
 from bench.load.outcome import Outcome
 from bench.load.target import Target, is_loopback, parse_target
-from bench.report.machine import Server, describe_server
+from bench.report.records import Server, describe_server
 from bench.report.text import responses
 
-WARM_UP_CLIENTS, WARM_UP_SECONDS = 4, 1.0
-"""Load before the first measurement: the first requests after a start are slower."""
 MAX_CONNECTIONS, MAX_RATE, MAX_SECONDS, MAX_REQUESTS = 256, 1000.0, 600.0, 100_000
 """The most that another host gets from one command: connections, requests per second, seconds and requests."""
 
-_WARM_UP_REQUESTS = 100
+_WARM_UP_REQUESTS, _WARM_UP_SECONDS = 100, 1.0
 _REFUSALS = {"400", "401", "403", "404", "405", "413", "415", "422"}
 """Statuses of requests that will not succeed later, either."""
 _LIMITS = (
@@ -40,6 +38,11 @@ class Plan(NamedTuple):
     runs: int = 1
     rate: float | None = None
     """Requests per second, if they do not depend on responses."""
+
+    @property
+    def total_seconds(self) -> float:
+        """Time of sending in all runs, and before the first one."""
+        return self.runs * self.seconds + _WARM_UP_SECONDS
 
 
 class Service(NamedTuple):
@@ -81,7 +84,13 @@ def reach(options: argparse.Namespace, url: str, plan: Plan) -> Service:
     if is_loopback(target.host):
         return Service(target, server, is_elsewhere=False, requests=options.requests, warm_up_requests=None)
     requests = min(options.requests or MAX_REQUESTS, (MAX_REQUESTS - _WARM_UP_REQUESTS) // plan.runs)
-    _check(plan)
+    for name, value, limit in (
+        ("connections", plan.connections, MAX_CONNECTIONS),
+        ("requests per second", plan.rate or 0, MAX_RATE),
+        ("seconds", plan.total_seconds, MAX_SECONDS),
+    ):
+        if value > limit:
+            raise ContestantError(f"another host gets at most {limit:,.0f} {name}, not {value:,.0f}")
     if not options.yes:
         _ask(target, address, plan, requests)
     # Connect to the address in the question, whatever the name stands for later.
@@ -89,11 +98,7 @@ def reach(options: argparse.Namespace, url: str, plan: Plan) -> Service:
 
 
 def read_key(path: Path) -> str:
-    """Return the API key in a file.
-
-    Raises:
-        ContestantError: The file does not contain one key, and nothing else.
-    """
+    """Return the API key in a file; raise ContestantError if it does not contain one key, and nothing else."""
     try:
         words = path.read_text(encoding="ascii").split()
     except OSError as error:
@@ -112,11 +117,7 @@ def with_route(url: str, route: str) -> str:
 
 
 def check_warm_up(url: str, outcome: Outcome) -> None:
-    """Check that a service speaks HTTP/1.1, does not redirect, and accepts the key, the path or the images.
-
-    Raises:
-        ContestantError: It does not.
-    """
+    """Raise ContestantError if a service speaks no HTTP/1.1, redirects, or refuses the key, the path or the images."""
     if redirects := [status for status in outcome.statuses if status.startswith("3")]:
         raise ContestantError(f"{url} answers with a redirect ({', '.join(redirects)}); give the URL to which it leads")
     if {*outcome.statuses} <= {"error"}:
@@ -144,35 +145,15 @@ def one_line(url: str) -> Iterator[None]:
         raise ContestantError(f"{error.filename or url}: {error.strerror or error}") from error
 
 
-def _check(plan: Plan) -> None:
-    """Raise ContestantError if a plan is above a limit."""
-    limits = (
-        ("connections", plan.connections, MAX_CONNECTIONS),
-        ("requests per second", plan.rate or 0, MAX_RATE),
-        ("seconds", _seconds(plan), MAX_SECONDS),
-    )
-    for name, value, limit in limits:
-        if value > limit:
-            raise ContestantError(f"another host gets at most {limit:,.0f} {name}, not {value:,.0f}")
-
-
 def _ask(target: Target, address: str, plan: Plan, requests: int) -> None:
     """Raise ContestantError unless the user agrees to a load."""
     if not sys.stdin.isatty():
         raise ContestantError(f"nothing is sent to {target.authority} without --yes: there is no terminal to ask at")
     tls = "with" if target.tls else "WITHOUT"
     rate = f"{plan.rate:g} requests/s over " if plan.rate else ""
+    load = f"{rate}up to {plan.connections} connections for {plan.total_seconds:g} s"
     total = plan.runs * requests + _WARM_UP_REQUESTS
-    print(
-        f"Load {target.authority} ({address}) {tls} TLS: {rate}up to {plan.connections} connections for {_seconds(plan):g} s, "
-        f"at most {total:,} requests? [y/N] ",
-        end="",
-        file=sys.stderr,
-        flush=True,
-    )
+    question = f"Load {target.authority} ({address}) {tls} TLS: {load}, at most {total:,} requests? [y/N] "
+    print(question, end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise ContestantError("nothing is sent")
-
-
-def _seconds(plan: Plan) -> float:
-    return plan.runs * plan.seconds + WARM_UP_SECONDS

@@ -1,42 +1,149 @@
-"""CPU time of a request by step: one process per candidate, medians of several interleaved runs."""
+"""CPU time from an encoded image to a canvas by step: Nereid's own functions beside plain libraries, in interleaved runs."""
 
 import argparse
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from io import BytesIO
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from time import perf_counter, process_time
+from typing import Any, NamedTuple
 
-import msgspec
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
-from app.settings.schema import Settings
-from bench.experiments.candidates.registry import CANDIDATES, NEREID
-from bench.experiments.options import Commands, add_shared, count
-from bench.harness.environments import REFERENCE
-from bench.harness.errors import ContestantError
-from bench.harness.lineup import BEFORE
-from bench.harness.processes import ROOT, environment_of, require_checkout
-from bench.harness.triton import fixture_triton
+from app.imaging.decode import decode
+from app.imaging.fit import Letterbox
+from app.imaging.header import ImageHeader, PixelLimits, read_header
+from app.imaging.transform import ImageTransform
+from bench.experiments.options import Commands, add_shared
+from bench.harness.processes import calling
 from bench.load.images import unlabelled_samples
-from bench.report.contest_text import spread
+from bench.report.progress import say
+from bench.report.text import spread
 
-IMAGE_STEPS = ("header", "decode", "letterbox")
-"""The steps of Nereid's candidates that need no Triton."""
+Canvas = NDArray[np.uint8]
+Steps = dict[str, Callable[[Any], Any]]
+"""Each takes the result of the previous step; the first one takes the bytes of an image."""
 
-_PROGRAM = "bench.experiments.candidates"
-_END_SECONDS = 60
+_SIDE, _PAD = 640, 114
+_PIXEL_LIMITS = PixelLimits(jpeg=50_000_000, non_jpeg=50_000_000)
 
 
-class Spent(msgspec.Struct, frozen=True):
+def _new_canvas() -> Canvas:
+    return np.empty((_SIDE, _SIDE, 3), np.uint8)
+
+
+def _nereid(allocate_canvas: Callable[[], Canvas] = _new_canvas) -> Steps:
+    """Draw on a new canvas for each image."""
+    letterbox = Letterbox((_SIDE, _SIDE), "center", enlarge=True, pad=_PAD)
+
+    def decode_step(header: ImageHeader) -> tuple[Canvas, ImageTransform, Canvas]:
+        canvas = allocate_canvas()
+        transform = letterbox.fit(header.width, header.height)
+        return decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas
+
+    return {
+        "header": lambda data: read_header(data, _PIXEL_LIMITS),
+        "decode": decode_step,
+        "letterbox": lambda decoded: letterbox.draw(*decoded),
+    }
+
+
+def _nereid_shm() -> Steps:
+    """Draw on a reused canvas, like a slot in shared memory."""
+    canvas = np.zeros((_SIDE, _SIDE, 3), np.uint8)
+    return _nereid(lambda: canvas)
+
+
+def _opencv() -> Steps:
+    """OpenCV for everything."""
+
+    def letterbox(pixels: Canvas) -> Canvas:
+        canvas, inside, _ = _fit(pixels.shape[1], pixels.shape[0])
+        cv2.resize(pixels, inside.shape[1::-1], dst=inside)
+        return canvas
+
+    return {
+        "decode": lambda data: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB),
+        "letterbox": letterbox,
+    }
+
+
+def _pillow() -> Steps:
+    """Pillow in this environment (pillow-simd in Nereid's), with its affine transform as the resize."""
+
+    def letterbox(image: Image.Image) -> Canvas:
+        canvas, inside, scale = _fit(image.width, image.height)
+        size = inside.shape[1], inside.shape[0]
+        if size != image.size:
+            coefficients = (1 / scale, 0, 0, 0, 1 / scale, 0)
+            image = image.transform(size, Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
+        inside[:] = np.asarray(image)
+        return canvas
+
+    return {
+        "header": lambda data: Image.open(BytesIO(data)),
+        "decode": lambda image: image.convert("RGB"),
+        "letterbox": letterbox,
+    }
+
+
+CANDIDATES: dict[str, Callable[[], Steps]] = {"nereid": _nereid, "nereid_shm": _nereid_shm, "opencv": _opencv, "pillow": _pillow}
+
+
+def time_steps(name: str, folder: Path, seconds: float) -> tuple[int, float, dict[str, float]]:
+    """Run the steps of a candidate on one image of a folder after the other.
+
+    Returns:
+        Number of images; seconds that they took; and CPU milliseconds per image by step.
+    """
+    cv2.setNumThreads(1)
+    images = [file.read_bytes() for file in sorted(folder.iterdir())]
+    steps = CANDIDATES[name]()
+    for image in images:  # warm up libraries and allocator
+        _run(steps, image, {})
+    totals: dict[str, float] = {}
+    count, start = 0, perf_counter()
+    while (elapsed := perf_counter() - start) < seconds:
+        _run(steps, images[count % len(images)], totals)
+        count += 1
+    return count, elapsed, {step: total / count * 1e3 for step, total in totals.items()}
+
+
+def _run(steps: Steps, value: Any, totals: dict[str, float]) -> None:  # noqa: ANN401 - steps differ in it
+    kept = [value]  # otherwise the time of a step would include freeing the previous one's objects
+    for step, work in steps.items():
+        before = process_time()
+        kept.append(work(kept[-1]))
+        totals[step] = totals.get(step, 0.0) + process_time() - before
+    before = process_time()
+    kept.clear()
+    totals["free"] = totals.get("free", 0.0) + process_time() - before
+
+
+def _fit(width: int, height: int) -> tuple[Canvas, Canvas, float]:
+    """Return a padded canvas, the part of it for an image of this size, and the scale of the image."""
+    scale = min(_SIDE / width, _SIDE / height)
+    inner = round(width * scale), round(height * scale)
+    canvas = np.full((_SIDE, _SIDE, 3), _PAD, np.uint8)
+    left, top = (_SIDE - inner[0]) // 2, (_SIDE - inner[1]) // 2
+    return canvas, canvas[top : top + inner[1], left : left + inner[0]], scale
+
+
+_BASE = "nereid_shm"
+
+
+class Spent(NamedTuple):
     """Measurement of one process of a candidate."""
 
+    images: int
     seconds: float
     milliseconds: dict[str, float]
     """CPU time per image, by step."""
-    images: int = 0
-    """Number of images."""
 
     @property
     def total(self) -> float:
@@ -46,117 +153,49 @@ class Spent(msgspec.Struct, frozen=True):
 
 def run(options: argparse.Namespace) -> int:
     """Print the steps of every candidate."""
-    before = require_checkout(options.before) if options.before else None
-    spent: dict[str, list[Spent]] = {}
-    left_out: dict[str, str] = {}
-    with image_files(options.images) as files, fixture_triton() as triton:
-        for _ in range(options.runs):
-            for name in turns(has_before=before is not None):
-                if name in left_out:
-                    continue
-                checkout = before if before and name.endswith(BEFORE) else ROOT
-                try:
-                    found = spend(name, files, options.seconds, triton=triton.settings, checkout=checkout)
-                except ContestantError as error:
-                    left_out[name] = str(error)
-                else:
-                    spent.setdefault(name, []).extend(found)
-    print(f"CPU milliseconds per image, medians of {options.runs} runs of {options.seconds:g} s, each in a process of its own")
-    for line in (*describe(spent), *(f"{name} is left out: {reason}" for name, reason in left_out.items())):
-        print(line)
+    spent: dict[str, list[Spent]] = {name: [] for name in CANDIDATES}
+    with image_files() as files:
+        for number in range(options.rounds):
+            for name in CANDIDATES:
+                say(f"round {number + 1} of {options.rounds}, {name}")
+                spent[name] += spend(name, files, options.seconds)
+    say()
+    print(f"CPU milliseconds per image, medians of {options.rounds} runs of {options.seconds:g} s, each in a process of its own")
+    print("\n".join(describe(spent)))
     return 0
 
 
 def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
-    command = commands.add_parser("stages", help="CPU time of a request by step, Nereid's and others'")
-    command.add_argument("--runs", type=count, default=5, help="runs per candidate, interleaved")
-    add_shared(command, seconds=2.0, images=None, before=None)
+    command = commands.add_parser("stages", help="CPU time of decoding and fitting by step, beside other libraries")
+    add_shared(command, seconds=2.0, rounds=5)
     command.set_defaults(run=run)
 
 
-def turns(*, has_before: bool) -> list[str]:
-    """Return the candidates in the order of one round; each Nereid candidate is followed by its counterpart."""
-    return [each for name in CANDIDATES for each in ((name, f"{name}{BEFORE}") if has_before and name in NEREID else (name,))]
-
-
-def describe(spent: dict[str, list[Spent]]) -> Iterator[str]:
-    """Describe each candidate by the medians of its steps, then the ratios to counterparts."""
+def describe(spent: Mapping[str, Sequence[Spent]]) -> Iterator[str]:
+    """Describe each candidate by the medians of its steps, then by the ratio of its imaging to Nereid's."""
     width = max(map(len, spent), default=0)
     for name, runs in spent.items():
         steps = {step: median(one.milliseconds[step] for one in runs) for step in runs[0].milliseconds}
         parts = ", ".join(f"{step} {value:.3f}" for step, value in steps.items())
         yield f"{name:{width}} {median(one.total for one in runs):6.2f} = {parts}"
+    yield f"relative to {_BASE}, median of the runs' ratios (min..max):"
     for name, runs in spent.items():
-        counterparts = spent.get(f"{name}{BEFORE}", [])
-        if counterparts:
-            ratios = ", ".join(f"{step} {spread(values)}" for step, values in _ratios(runs, counterparts).items())
-            yield f"{name} against {name}{BEFORE}, median of the runs' ratios (min..max): {ratios}"
-
-
-def _ratios(runs: Sequence[Spent], counterparts: Sequence[Spent]) -> dict[str, list[float]]:
-    """Return the ratios by run: of the total, and of every common step."""
-    pairs = list(zip(runs, counterparts, strict=False))
-    ratios = {"total": [one.total / other.total for one, other in pairs]}
-    for step in runs[0].milliseconds:
-        ratios[step] = [one.milliseconds[step] / other.milliseconds[step] for one, other in pairs if other.milliseconds.get(step)]
-    return {step: values for step, values in ratios.items() if values}
+        if name != _BASE:
+            yield f"  {name} {spread([one.total / base.total for one, base in zip(runs, spent[_BASE], strict=True)])}"
 
 
 @contextmanager
-def image_files(folder: Path | None) -> Iterator[Path]:
+def image_files() -> Iterator[Path]:
     """Write the COCO-sized images to a temporary folder."""
     with TemporaryDirectory(prefix="nereid-bench-") as target:
-        for number, sample in enumerate(unlabelled_samples(folder)):
+        for number, sample in enumerate(unlabelled_samples()):
             Path(target, f"{number:04}").write_bytes(sample.body)
         yield Path(target)
 
 
-def spend(  # noqa: PLR0913 - the parts of a run
-    name: str,
-    files: Path,
-    seconds: float,
-    *,
-    processes: int = 1,
-    steps: Sequence[str] = (),
-    triton: Settings | None = None,
-    checkout: Path = ROOT,
-) -> list[Spent]:
-    """Run a candidate in several processes at the same time.
-
-    Args:
-        name: Name of the candidate; the name of its counterpart in another checkout ends with `@before`.
-        files: A folder of images.
-        seconds: Duration of the run.
-        processes: Number of processes.
-        steps: Steps to run; empty for all.
-        triton: Settings of a Triton, for the steps that need one; None to skip those steps.
-        checkout: The checkout that contains the candidate's code.
-
-    Raises:
-        ContestantError: A process failed; the message is the last line of its output.
-    """
-    candidate = name.removesuffix(BEFORE)
-    python = str(REFERENCE.python()) if candidate == "reference" else sys.executable
-    command = [python, "-m", _PROGRAM, candidate, str(files), str(seconds), *steps]
-    variables = {} if triton is None else {"BENCH_TRITON": triton.triton_address}
-    found = []
+def spend(name: str, files: Path, seconds: float, count: int = 1) -> list[Spent]:
+    """Run a candidate on a folder of images, in `count` new processes at the same time."""
     with ExitStack() as stack:
-        children = []
-        for _ in range(processes):
-            child = subprocess.Popen(
-                command,
-                cwd=checkout,
-                env={**environment_of(checkout), "OMP_NUM_THREADS": "1", **variables},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            stack.callback(child.kill)
-            children.append(child)
-        for child in children:
-            output, errors = child.communicate(timeout=seconds + _END_SECONDS)
-            if child.returncode:
-                raise ContestantError((errors.splitlines() or ["it ended without a message"])[-1])
-            found.append(msgspec.json.decode(output.splitlines()[-1], type=Spent))
-    return found
+        running = [stack.enter_context(calling(time_steps, name, files, seconds)) for _ in range(count)]
+        return [Spent(*wait()) for wait in running]

@@ -4,28 +4,39 @@ import argparse
 import os
 import signal
 import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
+from time import monotonic
 
 from app.settings import environment
 from app.settings.schema import PREFIX
 from app.triton.config_file import read_config_file
 from app.triton.repository import config_path
 from bench.experiments.options import Commands, add_shared, positive
-from bench.experiments.progress import BudgetBar
 from bench.experiments.tuning import config_text
-from bench.experiments.tuning.choice import choose
-from bench.experiments.tuning.hosts import host_of
-from bench.experiments.tuning.rounds import finalists, hold_rounds
-from bench.experiments.tuning.search import search
-from bench.experiments.tuning.session import Session
-from bench.experiments.tuning.stand import SHARE, Load, Stand
-from bench.experiments.tuning.text import result_lines
+from bench.experiments.tuning.search import (
+    GAIN,
+    MIN_ROUNDS,
+    Figures,
+    Trial,
+    choose,
+    figures,
+    finalists,
+    hold_rounds,
+    pareto_front,
+    search,
+)
+from bench.experiments.tuning.stand import SHARE, Stand, host_of
 from bench.experiments.tuning.variant import Variant, count_devices, neighbour, read_variant
 from bench.harness.errors import ContestantError
 from bench.load.images import unlabelled_samples
+from bench.report.progress import say
+from bench.report.text import spread
 
 _SECONDS = 300.0
 _SEARCH_SHARE = 0.55
@@ -33,6 +44,44 @@ _SEARCH_SHARE = 0.55
 _TRIALS = 60
 """Each part of a trial takes 1/60 of the time, within a minimum and a maximum."""
 _MIN_PART_SECONDS, _MAX_PART_SECONDS = 0.5, 8.0
+_RECENT = 4
+
+
+class Budget:
+    """Trials within a time budget; each result is shown."""
+
+    def __init__(self, stand: Stand, seconds: float) -> None:
+        self._stand = stand
+        self._seconds = seconds
+        self._end = monotonic() + seconds
+        self._took: deque[float] = deque(maxlen=_RECENT)
+
+    def measure(self, variant: Variant, rate: float | None = None) -> Trial:
+        """Measure a variant. Raises the same errors as `Stand.measure`."""
+        start = monotonic()
+        say(f"{max(0, self._end - start):.0f} s left: {variant}")
+        trial = self._stand.measure(variant, rate)
+        self._took.append(monotonic() - start)
+        _note(_line(" ", figures([trial]), str(variant)))
+        return trial
+
+    def attempt(self, variant: Variant, rate: float | None, *, within: float | None = None) -> Trial | None:
+        """Measure a variant; return None if it cannot be run, or would exceed a share of the time.
+
+        The second trial is always run: without it, nothing can be compared.
+        """
+        if within is not None and len(self._took) > 1 and not self.trials_left(within):
+            return None
+        try:
+            return self.measure(variant, rate)
+        except ContestantError as error:
+            _note(f"  left out: {variant}: {error}")
+            return None
+
+    def trials_left(self, share: float = 1.0) -> int:
+        """Return the number of trials that fit in the rest of a share of the time, based on the last trials."""
+        left = self._end - (1 - share) * self._seconds - monotonic()
+        return max(0, int(left / mean(self._took)))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,12 +101,8 @@ def add_to(commands: Commands) -> None:
     command.add_argument(
         "--seconds", type=positive, default=_SECONDS, help="about how long it may take; a comparison takes eight trials at least"
     )
-    share = f"{SHARE:.0%}".replace("%", " %%")
-    command.add_argument(
-        "--rate", type=positive, help=f"requests per second for the latency; default: {share} of what is borne now"
-    )
     command.add_argument("--write", action="store_true", help="write the choice into the model's config file")
-    add_shared(command, clients=32, images=None)
+    add_shared(command, clients=32)
     command.set_defaults(run=run)
 
 
@@ -65,8 +110,7 @@ def _tune(options: argparse.Namespace) -> int:
     given = environment.load()
     model = options.model or given.model
     file = config_path(Path(given.model_repository, model), is_embedded=not given.triton_endpoints)
-    seconds = min(max(options.seconds / _TRIALS, _MIN_PART_SECONDS), _MAX_PART_SECONDS)
-    load = Load(unlabelled_samples(options.images), options.clients, seconds, options.rate)
+    part = min(max(options.seconds / _TRIALS, _MIN_PART_SECONDS), _MAX_PART_SECONDS)
     with ExitStack() as stack:
         logs = Path(stack.enter_context(TemporaryDirectory(prefix="nereid-bench-")))
         host = stack.enter_context(host_of(given, model))
@@ -75,16 +119,15 @@ def _tune(options: argparse.Namespace) -> int:
         present = read_variant(host.config, has_threads=host.has_threads, calls=given.calls_in_flight)
         if options.write:
             _require_file(file, present)
-        bar = stack.enter_context(BudgetBar(options.seconds))
-        stand = Stand(host, load, logs=logs, progress=bar.tick)
-        session = Session(stand, bar, options.seconds)
-        first = session.measure(present)
+        stand = Stand(host, unlabelled_samples(), options.clients, part, logs)
+        budget = Budget(stand, options.seconds)
+        first = budget.measure(present)
         step = partial(neighbour, cores=len(os.sched_getaffinity(0)), devices=count_devices(host.config))
-        tried = search(present, first, step, lambda variant: session.attempt(variant, first.rate, within=_SEARCH_SHARE))
-        rounds = hold_rounds(finalists(tried, present, session.trials_left()), session.attempt, session.trials_left)
+        tried = search(present, first, step, lambda variant: budget.attempt(variant, first.rate, within=_SEARCH_SHARE))
+        rounds = hold_rounds(finalists(tried, present, budget.trials_left()), budget.attempt, budget.trials_left)
     chosen = choose(rounds, present)
-    rate = f"{options.rate:g} images/s" if options.rate else f"{SHARE:.0%} of what the present config bears"
-    print(f"{model}: throughput with {options.clients} clients, latency at {rate}")
+    say()
+    print(f"{model}: throughput with {options.clients} clients, latency at {SHARE:.0%} of what the present config bears")
     print("\n".join(result_lines(tried, rounds, present, chosen)))
     if chosen != present:
         _apply(file, chosen, present, is_written=options.write)
@@ -92,12 +135,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _require_file(file: Path, present: Variant) -> None:
-    """Check that a file is the config of the running model.
-
-    Raises:
-        ContestantError: It is another config.
-        ConfigFileError: It cannot be read.
-    """
+    """Raise ContestantError if a file is not the config of the running model."""
     written = read_variant(read_config_file(file), has_threads=present.threads is not None, calls=present.calls)
     if written != present:
         raise ContestantError(f"{file} is not the config that Triton uses: {written}; it uses: {present}")
@@ -112,3 +150,41 @@ def _apply(file: Path, chosen: Variant, present: Variant, *, is_written: bool) -
             config_text.write(file, text, chosen)
     if chosen.calls != present.calls:
         print(f"to set: {PREFIX}CALLS_IN_FLIGHT={chosen.calls}")
+
+
+def result_lines(
+    tried: Mapping[Variant, Trial], rounds: Mapping[Variant, Sequence[Trial]], present: Variant, chosen: Variant
+) -> Iterator[str]:
+    """Describe all measurements, of the search and of the interleaved rounds, with the Pareto front marked, and the choice."""
+    found = {variant: figures(trials) for variant, trials in rounds.items()}
+    count = min(map(len, rounds.values()), default=0)
+    front = pareto_front(found)
+    yield f"  {'images/s':>8} {'p50 ms':>8} {'p99 ms':>8}   {count} interleaved rounds; *: on the Pareto front"
+    for variant, values in sorted(found.items(), key=lambda item: -item[1].throughput):
+        note = " (present)" if variant == present else ""
+        yield _line("*" if variant in front else " ", values, f"{variant}{note}")
+    rest = {variant: trial for variant, trial in tried.items() if variant not in rounds}
+    if rest:
+        yield f"  {'':26}   tried once:"
+        yield from (_line(" ", figures([trial]), str(variant)) for variant, trial in rest.items())
+    if chosen != present:
+        ratios = [
+            figures([one]).throughput / figures([base]).throughput
+            for one, base in zip(rounds[chosen], rounds[present], strict=False)
+        ]
+        p99 = found[chosen].p99 / found[present].p99
+        yield f"choice: {chosen}: {spread(ratios)} the throughput, {p99:.2f} x the p99"
+    elif count < MIN_ROUNDS:
+        yield "choice: as it is; it could not be compared with another"
+    else:
+        yield f"choice: as it is; nothing was better by {GAIN - 1:.0%} in every round"
+
+
+def _line(mark: str, values: Figures, text: str) -> str:
+    latencies = " ".join("       -" if value == float("inf") else f"{value:8.1f}" for value in values[1:])
+    return f"{mark} {values.throughput:8.1f} {latencies}   {text}"
+
+
+def _note(line: str) -> None:
+    say()
+    print(line, file=sys.stderr)

@@ -1,119 +1,113 @@
-"""Contests: several servers under the same load, in interleaved rounds, so that noise affects all of them equally."""
+"""Cases of an experiment: what is started, and which load it gets, in interleaved rounds, so that noise affects all equally."""
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
-import msgspec
 import psutil
 
 from bench.harness.errors import ContestantError
-from bench.harness.lineup import Contestant, Lineup, comparisons
-from bench.harness.meters import MIB, Meters, family, worker_memory
+from bench.harness.lineup import Contestant, Lineup
+from bench.harness.meters import MIB, Meters, family, find_workers
 from bench.harness.processes import Running
-from bench.harness.triton import Triton, triton_processes
+from bench.harness.triton import triton_processes
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
-from bench.report.contests import Contest, ContestantResult
-from bench.report.measurements import UNKNOWN_MODEL, Measurement
+from bench.report.measurements import UNKNOWN_MODEL, Measurement, Run
+from bench.report.progress import say
 
 WARM_UP_SECONDS = 1.5
-"""Minimum warm-up of a server before it is measured."""
+"""Load before the first round; the first requests after a start are slower."""
 
 
-class Load(msgspec.Struct, frozen=True):
-    """The load on each contestant."""
+class Case(NamedTuple):
+    """One row of an experiment."""
 
+    name: str
+    """In the results."""
     samples: Sequence[Sample]
     clients: int
-    seconds: float
-    """Duration of each round."""
+    model: str = "null"
+    """A model in the Triton of the lineup."""
+    server: str = ""
+    """What is started, a contestant of the lineup; empty if it is the name. Cases with the same server and model share it."""
     path: str = "/detect"
+    bases: Sequence[str] = ()
+    """Names of the cases whose figures the ratios divide by."""
+    work: Callable[[float], Measurement] | None = None
+    """Measures, for so many seconds, something that is no server; None to load the server."""
 
 
-def hold_contest(  # noqa: PLR0913, PLR0917 - the parts of a contest
-    title: str,
-    contestants: Sequence[tuple[str, str]],
-    lineup: Lineup,
-    load: Load,
-    rounds: int,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Contest:
-    """Start and warm up all contestants, then measure each in turn, in several rounds.
-
-    Args:
-        title: Title of the contest.
-        contestants: Name and model of each.
-        lineup: Starts them. Contestants that do not start are omitted.
-        load: The load on each contestant.
-        rounds: Number of rounds.
-        progress: Called with a message after each round.
-
-    Raises:
-        ContestantError: A server that has started does not listen any more.
-    """
-    contest = Contest(title=title, clients=load.clients, workers=lineup.workers, seconds=load.seconds, entries=[])
+def hold(mode: str, cases: Sequence[Case], lineup: Lineup, seconds: float, rounds: int) -> list[Run]:
+    """Start and warm up all servers, then measure each case in turn, in several rounds. Servers that do not start are left out."""
     with ExitStack() as stack:
-        servers: list[tuple[Contestant, Running]] = []
-        for name, model in contestants:
-            try:
-                contestant = lineup.contestant(name, model)
-                servers.append((contestant, stack.enter_context(lineup.start(contestant))))
-            except ContestantError as error:
-                contest.left_out[name] = str(error)
-                progress(f"{name} is left out: {error}")
-                continue
-            contest.entries.append(ContestantResult(name=name, model=contestant.model))
-        for _, server in servers:
-            _drive(server, load, max(WARM_UP_SECONDS, load.seconds / 4))
+        servers: dict[tuple[str, str], tuple[Contestant, Running] | None] = {}
+        for case in cases:
+            if not case.work and (place := _place(case)) not in servers:
+                say(f"{mode}: starting {place[0]}")
+                servers[place] = _start(place, lineup, stack)
+        held = [(case, servers.get(_place(case)), list[Measurement]()) for case in cases]
+        held = [entry for entry in held if entry[0].work or entry[1]]
+        for case, server, _ in held:
+            if server:
+                _drive(server[1], case, WARM_UP_SECONDS)
         for number in range(rounds):
-            for entry, (contestant, server) in zip(contest.entries, servers, strict=True):
-                entry.rounds.append(measure(contestant, server, [lineup.triton], load))
-                progress(f"{title}: round {number + 1} of {rounds}, {entry.name}: {entry.rounds[-1].outcome.rate:.0f}/s")
-        for entry, (contestant, server) in zip(contest.entries, servers, strict=True):
-            memory = worker_memory(server.process, contestant.workers)
-            entry.resident_mib = [worker.resident / MIB for worker in memory]
-            entry.unshared_mib = [worker.unshared / MIB for worker in memory]
-            entry.model = next((one.outcome.model for one in entry.rounds if one.outcome.model), contestant.model) or UNKNOWN_MODEL
-    contest.comparisons = comparisons([entry.name for entry in contest.entries])
-    return contest
+            for case, server, measured in held:
+                say(f"{mode}: round {number + 1} of {rounds}, {case.name}, {case.clients} clients")
+                if case.work:
+                    measured.append(case.work(seconds))
+                elif server:
+                    measured.append(meters_of(lineup, *server).read(_drive(server[1], case, seconds)))
+        say()
+        return [_to_run(mode, case, server, measured) for case, server, measured in held]
 
 
-def measure_alone(lineup: Lineup, name: str, model: str, load: Load) -> Measurement:
-    """Start, warm up and measure one contestant.
-
-    Args:
-        lineup: Starts it.
-        name: Name of the contestant.
-        model: Name of a model in `bench/models`.
-        load: The load.
-
-    Raises:
-        ContestantError: It cannot take part.
-    """
-    contestant = lineup.contestant(name, model)
-    with lineup.start(contestant) as server:
-        _drive(server, load, WARM_UP_SECONDS)
-        return measure(contestant, server, [lineup.triton], load)
-
-
-def measure(contestant: Contestant, server: Running, tritons: Sequence[Triton], load: Load) -> Measurement:
-    """Measure one contestant for one round.
-
-    Raises:
-        ContestantError: It does not listen any more.
-    """
+def meters_of(lineup: Lineup, contestant: Contestant, server: Running) -> Meters:
+    """Start measuring a contestant and its Triton."""
 
     def find() -> dict[str, list[psutil.Process]]:
-        return {"gateway": family(server.process), **triton_processes(tritons)}
+        return {"gateway": family(server.process), **(triton_processes([lineup.triton]) if contestant.uses_triton else {})}
 
-    meters = Meters(find, [triton.address for triton in tritons], contestant.model if contestant.uses_triton else "")
-    return meters.read(_drive(server, load, load.seconds))
+    return Meters(find, [lineup.triton.address], contestant.model if contestant.uses_triton else "")
 
 
-def _drive(server: Running, load: Load, seconds: float) -> Outcome:
+def _place(case: Case) -> tuple[str, str]:
+    return case.server or case.name, case.model
+
+
+def _start(place: tuple[str, str], lineup: Lineup, stack: ExitStack) -> tuple[Contestant, Running] | None:
     try:
-        return run(drive_closed_loop(f"{server.url}{load.path}", load.samples, clients=load.clients, seconds=seconds))
+        contestant = lineup.contestant(*place)
+        return contestant, stack.enter_context(lineup.start(contestant))
+    except ContestantError as error:
+        say()
+        print(f"{place[0]} is left out: {error}", file=sys.stderr)
+        return None
+
+
+def _drive(server: Running, case: Case, seconds: float) -> Outcome:
+    try:
+        return run(drive_closed_loop(f"{server.url}{case.path}", case.samples, clients=case.clients, seconds=seconds))
     except OSError as error:
         raise ContestantError(f"{server.url} does not accept connections any more: {error}") from error
+
+
+def _to_run(mode: str, case: Case, server: tuple[Contestant, Running] | None, rounds: Sequence[Measurement]) -> Run:
+    more, model = dict[str, float](), ""
+    if server:
+        contestant, process = server
+        infos = [worker.memory_full_info() for worker in find_workers(process.process, contestant.workers)]
+        more = {"worker MiB": infos[0].rss / MIB, "unshared MiB": infos[0].uss / MIB} if infos else {}
+        model = next((one.outcome.model for one in rounds if one.outcome.model), contestant.model)
+    return Run.of_rounds(
+        rounds,
+        {name: round(value, 1) for name, value in more.items()},
+        contestant=case.name,
+        mode=mode,
+        model=model or UNKNOWN_MODEL,
+        clients=case.clients,
+        bases=list(case.bases),
+    )

@@ -29,34 +29,29 @@ class Counters(NamedTuple):
     waits: int
     """Requests that waited in the queue."""
     queue_ns: int
-    batches: dict[str, int]
+    batches: Counter[str]
     """Executions by batch size."""
 
     @classmethod
     def total(cls, several: Sequence["Counters"]) -> "Counters":
         """Add up the statistics of a model in several Tritons."""
         *numbers, batches = zip(*several, strict=True)
-        return cls._make([*map(sum, numbers), dict(sum(map(Counter, batches), Counter()))])
+        return cls._make([*map(sum, numbers), sum(batches, Counter[str]())])
 
     def since(self, before: "Counters") -> TritonUse:
         """Return the statistics since `before`."""
         successes, waits = self.successes - before.successes, self.waits - before.waits
-        batches = {size: count - before.batches.get(size, 0) for size, count in self.batches.items()}
         return TritonUse(
             inferences=self.inferences - before.inferences,
             executions=self.executions - before.executions,
             queue_ms=(self.queue_ns - before.queue_ns) / waits / 1e6 if waits else 0.0,
             compute_ms=(self.compute_ns - before.compute_ns) / successes / 1e6 if successes else 0.0,
-            batches={size: count for size, count in batches.items() if count},
+            batches=dict(self.batches - before.batches),
         )
 
 
 def read_counters(triton: str, model: str) -> Counters:
-    """Read the statistics of a model, summed over its versions.
-
-    Args:
-        triton: Its gRPC endpoint.
-        model: Name of the model.
+    """Read the statistics of a model, summed over its versions, from a Triton's gRPC endpoint.
 
     Raises:
         CountersError: Triton does not respond, or does not have the model.
@@ -80,5 +75,5 @@ def _counters_of(version: service_pb2.ModelStatistics) -> Counters:
         compute_ns=times.compute_input.ns + times.compute_infer.ns + times.compute_output.ns,
         waits=times.queue.count,
         queue_ns=times.queue.ns,
-        batches={str(batch.batch_size): batch.compute_infer.count for batch in version.batch_stats},
+        batches=Counter({str(batch.batch_size): batch.compute_infer.count for batch in version.batch_stats}),
     )

@@ -13,43 +13,27 @@ class Environment:
     """A virtual environment, `.NAME` in this checkout, with the packages of requirements/NAME.txt."""
 
     def __init__(self, name: str, command: str) -> None:
-        """Describe the environment without creating it.
-
-        Args:
-            name: Name of the folder and of the requirements.
-            command: What creates it, for the error if it is missing.
-        """
+        """Describe the environment without creating it; `command` creates it, for the error if it is missing."""
         self.folder = ROOT / f".{name}"
         self.missing = f"the environment of {name} is not there yet; run: {command}"
         self._requirements = ROOT / "requirements" / f"{name}.txt"
+        self._mark = self.folder / "complete"
 
     def python(self) -> Path:
-        """Return its Python.
-
-        Raises:
-            ContestantError: It is missing, or was created from other requirements.
-        """
+        """Return its Python; raise ContestantError if it is missing, or was created from other requirements."""
         if not self.is_installed():
             raise ContestantError(self.missing)
         return self.folder / "bin" / "python"
 
     def is_installed(self) -> bool:
         """Return whether it was created completely from the current requirements."""
-        mark = self._mark()
-        return mark.is_file() and mark.read_text(encoding="utf-8") == self._tag()
+        return self._mark.is_file() and self._mark.read_text(encoding="utf-8") == self._tag()
 
     def install(self) -> None:
-        """Create the environment if necessary.
-
-        Raises:
-            CommandError: A package is not available; pip's output shows the reason.
-        """
+        """Create the environment if necessary; raise CommandError if a package is not available."""
         if not self.is_installed():
             make_environment(self.folder, self._requirements, sys.executable)
-            self._mark().write_text(self._tag(), encoding="utf-8")
-
-    def _mark(self) -> Path:
-        return self.folder / "complete"
+            self._mark.write_text(self._tag(), encoding="utf-8")
 
     def _tag(self) -> str:
         return f"{hashlib.sha256(self._requirements.read_bytes()).hexdigest()} {sys.version_info.major}.{sys.version_info.minor}"

@@ -1,9 +1,10 @@
-"""The servers for contests, and how to start them."""
+"""The servers that are measured side by side, and how to start them."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import msgspec
@@ -12,16 +13,17 @@ from bench.harness.environments import REFERENCE
 from bench.harness.errors import ContestantError
 from bench.harness.ports import find_free
 from bench.harness.processes import ROOT, Running, running
-from bench.harness.triton import Triton
-from bench.models.repository import network_of, read_labels
-from bench.report.contests import Comparison
+from bench.harness.triton import Triton, fixture_triton
+from bench.models.repository import read_labels
 
 NEREID = ("nereid_inline", "nereid_shm", "nereid_file")
 """Nereid's contestants: pixels in the gRPC message, pixels in shared memory, and the encoded file in shared memory."""
-OTHERS = ("reference", "reference_uint8", "in_process")
-"""The other contestants, run in the reference's environment: FastAPI with a blocking gRPC client per worker, the same with a model
-of bytes, and FastAPI with an ONNX Runtime session in its one worker."""
+OTHERS = ("reference", "reference_uint8")
+"""The other contestants, run in the reference's environment: FastAPI with a blocking gRPC client per worker, and the same with a
+model of bytes."""
 NAMES = (*OTHERS, *NEREID)
+MINIMAL = ("http_only", "http_and_triton")
+"""The minimal server, which reads bodies: it responds at once, or sends them to Triton's `null_file` first."""
 BATCH1 = "batch1"
 """Nereid in front of a model that takes one image at a time."""
 DEFAULT = "nereid"
@@ -30,21 +32,22 @@ BEFORE = "@before"
 """Suffix of a contestant that runs from another checkout, or as the one-file program: `nereid_shm@before` is the counterpart
 of `nereid_shm`."""
 
-_BASES = ("reference", "reference_uint8", "in_process", BATCH1)
+# As recommended by the guide for this kind of server.
+_UVICORN = ("--loop=uvloop", "--http=httptools", "--limit-concurrency=512", "--backlog=8192", "--timeout-keep-alive=120")
 
 
 class Contestant(msgspec.Struct, frozen=True, kw_only=True):
-    """One server in a contest."""
+    """One server."""
 
     name: str
     command: list[str]
-    environment: dict[str, str]
+    environment: Mapping[str, str]
     port: int
     probe: str
     """A path that returns 200 when the server is ready."""
     model: str
     """Name of the model it uses."""
-    uses_triton: bool
+    uses_triton: bool = True
     """Whether that model runs in Triton."""
     workers: int
     checkout: Path = ROOT
@@ -59,18 +62,12 @@ class Lineup:
         triton: Triton,
         workers: int,
         logs: Path,
-        *,
         settings: Mapping[str, str] = MappingProxyType({}),
         before: Path | None = None,
     ) -> None:
-        """Prepare for contestants.
+        """Prepare for contestants with so many processes, whose output goes to the folder `logs`.
 
-        Args:
-            triton: The Triton that runs their models.
-            workers: Number of processes of each.
-            logs: The folder for their output.
-            settings: More environment variables for Nereid.
-            before: The checkout that `@before` contestants run from, or the one-file program.
+        Nereid gets `settings` as environment variables, and that of `@before` runs from the checkout or one file `before`.
         """
         self.triton = triton
         self.workers = workers
@@ -79,47 +76,42 @@ class Lineup:
         self._before = before
 
     def contestant(self, name: str, model: str) -> Contestant:
-        """Describe a contestant with a model, or with the variant of the model that it needs.
-
-        Raises:
-            ContestantError: It cannot take part; the message has the reason.
-        """
+        """Describe a contestant with a model, or with the variant that it needs; raise ContestantError if it cannot take part."""
         (port,) = find_free(1)
         if name in OTHERS:
             return self._uvicorn(name, model, port)
+        if name in MINIMAL:
+            return self._minimal(name, port)
         return self._nereid(name, model, port)
 
     def start(self, contestant: Contestant) -> AbstractContextManager[Running]:
-        """Run a contestant until the block ends.
-
-        Raises:
-            ContestantError: As for `running`.
-        """
+        """Run a contestant until the block ends; raise ContestantError if it does not start."""
         log = self._logs / f"{contestant.port}.log"
         return running(contestant.command, contestant.environment, contestant.port, contestant.probe, log, contestant.checkout)
 
-    def _uvicorn(self, name: str, model: str, port: int) -> Contestant:
-        is_local, takes_bytes = name == "in_process", name == "reference_uint8"
-        asked = model if is_local or takes_bytes else f"{model}_fp32"
-        workers = 1 if is_local else self.workers
-        # As recommended by the guide for this kind of server.
-        options = {
-            "port": port,
-            "workers": workers,
-            "loop": "uvloop",
-            "http": "httptools",
-            "limit-concurrency": 512,
-            "backlog": 8192,
-            "timeout-keep-alive": 120,
-        }
-        module = f"bench.contestants.{name.removesuffix('_uint8')}"
-        flags = [f"--{option}={value}" for option, value in options.items()]
+    def _minimal(self, name: str, port: int) -> Contestant:
+        uses_triton = name == "http_and_triton"
         return Contestant(
             name=name,
-            command=[str(REFERENCE.python()), "-m", "uvicorn", f"{module}:app", *flags],
+            command=[sys.executable, "-m", "bench.contestants.minimal", str(port), str(self.workers)],
+            environment={"BENCH_TRITON": self.triton.address} if uses_triton else {},
+            port=port,
+            probe="/",
+            model="null_file" if uses_triton else "",
+            uses_triton=uses_triton,
+            workers=self.workers,
+        )
+
+    def _uvicorn(self, name: str, model: str, port: int) -> Contestant:
+        takes_bytes = name == "reference_uint8"
+        asked = model if takes_bytes else f"{model}_fp32"
+        options = [f"--port={port}", f"--workers={self.workers}", *_UVICORN]
+        return Contestant(
+            name=name,
+            command=[str(REFERENCE.python()), "-m", "uvicorn", "bench.contestants.reference:app", *options],
             environment={
                 "BENCH_TRITON": self.triton.address,
-                "BENCH_MODEL": str(network_of(self.triton.repository / model)) if is_local else asked,
+                "BENCH_MODEL": asked,
                 "BENCH_LABELS": read_labels(self.triton.repository, asked),
                 "BENCH_TENSOR": "UINT8" if takes_bytes else "FP32",
                 "GRPC_ENABLE_FORK_SUPPORT": "1",
@@ -128,14 +120,11 @@ class Lineup:
             port=port,
             probe="/health",
             model=asked,
-            uses_triton=not is_local,
-            workers=workers,
+            workers=self.workers,
         )
 
     def _nereid(self, name: str, model: str, port: int) -> Contestant:
         kind, is_before = name.removesuffix(BEFORE), name.endswith(BEFORE)
-        if is_before and self._before is None:
-            raise ContestantError("there is no other checkout; name one with --before")
         takes_file = kind == "nereid_file" or (kind == BATCH1 and model.startswith("sim_gpu"))
         asked = f"{model}_file" if takes_file else model
         if not (self.triton.repository / asked).is_dir():
@@ -157,23 +146,15 @@ class Lineup:
             port=port,
             probe="/readyz",
             model=asked,
-            uses_triton=True,
             workers=self.workers,
             checkout=ROOT if is_file else other,
         )
 
 
-def add_counterparts(names: Sequence[str]) -> list[str]:
-    """Add the counterpart from the other checkout after each of Nereid's contestants."""
-    return [contestant for name in names for contestant in ((name, f"{name}{BEFORE}") if name in NEREID else (name,))]
-
-
-def comparisons(names: Sequence[str]) -> list[Comparison]:
-    """Return the comparisons: every contestant with the bases before it, and Nereid's contestants with their counterparts."""
-    bases = [name for name in names if name in _BASES]
-    found = [
-        Comparison(base, [(name, base) for name in names if name not in bases[: place + 1]]) for place, base in enumerate(bases)
-    ]
-    pairs = [(name, f"{name}{BEFORE}") for name in names if f"{name}{BEFORE}" in names]
-    found.append(Comparison(f"their {BEFORE} counterparts", pairs))
-    return [comparison for comparison in found if comparison.pairs]
+@contextmanager
+def lineup_of(
+    models: Collection[str], workers: int, settings: Mapping[str, str] = MappingProxyType({}), before: Path | None = None
+) -> Iterator[Lineup]:
+    """Run a Triton with these models until the block ends, and yield a lineup for it."""
+    with fixture_triton(models) as triton, TemporaryDirectory(prefix="nereid-bench-") as logs:
+        yield Lineup(triton, workers, Path(logs), settings, before)

@@ -1,29 +1,24 @@
 """CPU time and memory of processes, from /proc."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
+from time import perf_counter
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 
 from bench.harness.counters import Counters, CountersError, read_counters
 from bench.load.outcome import Outcome
-from bench.report.measurements import Measurement
+from bench.report.measurements import Measurement, WorkerMemory
 
 MIB = 2**20
+SAMPLES_PER_SECOND = 5
+"""How often memory is read."""
 
 Processes = Mapping[str, list[psutil.Process]]
 """Processes on this machine by kind: `gateway`, `triton` and `stubs`."""
-
-
-class Memory(NamedTuple):
-    """Memory of one process, in bytes."""
-
-    resident: int
-    """Resident memory, including shared memory."""
-    unshared: int
-    """Memory that would be freed if the process ended."""
 
 
 class Meters:
@@ -67,6 +62,32 @@ class Meters:
             return [], str(error)
 
 
+@contextmanager
+def sampled_memory(processes: Sequence[psutil.Process]) -> Iterator[list[WorkerMemory]]:
+    """Sample the memory of processes in a thread until the block ends: one series per process, up to the end of the process."""
+    series = [WorkerMemory([], []) for _ in processes]
+    started, is_over = perf_counter(), Event()
+
+    def sample() -> None:
+        while True:
+            began = perf_counter()
+            for process, one in zip(processes, series, strict=True):
+                with suppress(psutil.Error):
+                    memory = process.memory_info()
+                    one.seconds.append(round(perf_counter() - started, 2))
+                    one.resident_mib.append(round(memory.rss / MIB, 1))
+            if is_over.wait(began + 1 / SAMPLES_PER_SECOND - perf_counter()):
+                return
+
+    thread = Thread(target=sample)
+    thread.start()
+    try:
+        yield series
+    finally:
+        is_over.set()
+        thread.join()
+
+
 def family(process: psutil.Process) -> list[psutil.Process]:
     """Return a process and its descendants; empty if it has ended."""
     with suppress(psutil.NoSuchProcess):
@@ -104,12 +125,6 @@ def cpu_seconds(process: psutil.Process) -> float:
     return 0.0
 
 
-def worker_memory(process: psutil.Process, workers: int) -> list[Memory]:
-    """Return the memory of a server's workers, of the largest first."""
-    infos = [worker.memory_full_info() for worker in find_workers(process, workers)]
-    return [Memory(info.rss, info.uss) for info in infos]
-
-
 def find_workers(process: psutil.Process, count: int) -> list[psutil.Process]:
     """Return a server's workers: the largest of its processes."""
     sizes = []
@@ -117,16 +132,6 @@ def find_workers(process: psutil.Process, count: int) -> list[psutil.Process]:
         with suppress(psutil.Error):
             sizes.append((member.memory_info().rss, member.pid, member))
     return [member for _, _, member in sorted(sizes, reverse=True)[:count]]
-
-
-def busiest(process: psutil.Process) -> int:
-    """Return the id of a server's busiest worker after a load.
-
-    Processes with children are excluded: after a short load, their start may have cost more CPU time than the load.
-    """
-    members = family(process)
-    starters = {member.ppid() for member in members[1:]}
-    return int(max((member for member in members if member.pid not in starters), key=cpu_seconds).pid)
 
 
 def _cpu_by_process(processes: Processes) -> dict[str, dict[int, float]]:

@@ -6,8 +6,6 @@ A separate process calls Triton, because a process that uses gRPC must not fork.
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,35 +13,37 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from app.errors import GatewayError
-from app.settings import environment
 from app.settings.schema import Settings
 from app.triton import credentials
 from app.triton.client import TritonClient
 from app.triton.status import own_message
 from bench.harness.errors import ContestantError
-from bench.harness.processes import ROOT, environment_of, variables
+from bench.harness.processes import calling
 
 _LOAD_SECONDS = 1200.0
 """TensorRT may build engines."""
+
+Config = Mapping[str, Any]
+"""A model's config as Triton's JSON."""
 
 
 class ModelControl:
     """Controls the config of a model in Triton."""
 
     def __init__(self, settings: Settings, model: str) -> None:
-        self._environment = environment_of(ROOT) | variables(settings)
+        self._settings = settings
         self._model = model
         self._is_changed = False
 
-    def read(self) -> dict[str, Any]:
-        """Return the current config as Triton's JSON.
+    def read(self) -> Config:
+        """Return the current config.
 
         Raises:
             ContestantError: Triton does not respond, or has not loaded the model.
         """
-        return dict(self._ask(None))
+        return self._ask(None)
 
-    def load(self, config: Mapping[str, Any]) -> None:
+    def load(self, config: Config) -> None:
         """Load the model with another config. If this fails, Triton keeps the previous one.
 
         Raises:
@@ -53,12 +53,8 @@ class ModelControl:
         self._ask(config)
 
     @contextmanager
-    def restored(self) -> Iterator[dict[str, Any]]:
-        """Yield the current config; if another one was loaded, restore it when the block ends.
-
-        Raises:
-            ContestantError: As for `read` and `load`.
-        """
+    def restored(self) -> Iterator[Config]:
+        """Yield the current config; if another one was loaded, restore it when the block ends. Raises as `read` and `load` do."""
         original = self.read()
         try:
             yield original
@@ -71,46 +67,26 @@ class ModelControl:
                 finally:
                     signal.signal(signal.SIGINT, interrupt)
 
-    def _ask(self, config: Mapping[str, Any] | None) -> Any:  # noqa: ANN401 - JSON
-        asked = subprocess.run(
-            [sys.executable, "-m", __name__, self._model],
-            cwd=ROOT,
-            env=self._environment,
-            input=json.dumps(config),
-            capture_output=True,
-            text=True,
-            check=False,
-            start_new_session=True,  # Ctrl-C must reach only the parent
-        )
-        if asked.returncode:
-            said = asked.stderr.strip().rpartition("\n")[2]
-            raise ContestantError(f"Triton does not {'read' if config is None else 'load'} {self._model}: {said}")
-        return json.loads(asked.stdout)
+    def _ask(self, config: Config | None) -> Config:
+        with calling(_ask, self._settings, self._model, config) as wait:
+            return wait()
 
 
-async def _answer(settings: Settings, model: str, config: Mapping[str, Any] | None) -> dict[str, Any]:
+def _ask(settings: Settings, model: str, config: Config | None) -> Config:
     """Load a model if a config is given; return the current config."""
-    client = TritonClient(
-        settings.triton_address, settings.control_key_path, credentials=credentials.load(settings.triton_tls_folder)
-    )
-    try:
-        if config is not None:
-            parameters = {"config": service_pb2.ModelRepositoryParameter(string_param=json.dumps(config))}
-            await client.ask("RepositoryModelLoad", _LOAD_SECONDS, model_name=model, parameters=parameters)
-        return (await client.read_config(model))[0]
-    finally:
-        await client.close()
 
+    async def ask() -> Config:
+        tls = credentials.load(settings.triton_tls_folder)
+        client = TritonClient(settings.triton_address, settings.control_key_path, credentials=tls)
+        try:
+            if config is not None:
+                parameters = {"config": service_pb2.ModelRepositoryParameter(string_param=json.dumps(config))}
+                await client.ask("RepositoryModelLoad", _LOAD_SECONDS, model_name=model, parameters=parameters)
+            return (await client.read_config(model))[0]
+        finally:
+            await client.close()
 
-def _main() -> int:
-    model = sys.argv[1]
     try:
-        print(json.dumps(asyncio.run(_answer(environment.load(), model, json.load(sys.stdin)))))
+        return asyncio.run(ask())
     except GatewayError as error:
-        print(own_message(error), file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main())
+        raise ContestantError(f"Triton does not {'read' if config is None else 'load'} {model}: {own_message(error)}") from None

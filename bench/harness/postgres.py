@@ -6,37 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 import msgspec
-import psutil
 
 from app.embedded.postgres.install import install
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.settings import environment
 from app.settings.schema import Settings
-from bench.harness.meters import family
-
-
-class Postgres(NamedTuple):
-    """A running embedded PostgreSQL."""
-
-    settings: Settings
-    process: psutil.Process
-    """The parent of those that serve connections."""
-
-    def memory(self) -> int:
-        """Return the memory of all its processes, in bytes; what they share counts once."""
-        total = 0
-        for process in family(self.process):
-            with suppress(psutil.NoSuchProcess):  # those that tidy up come and go
-                total += process.memory_full_info().pss
-        return total
 
 
 @contextmanager
-def embedded_postgres() -> Iterator[Postgres]:
-    """Run an embedded PostgreSQL with the settings of production until the block ends.
+def embedded_postgres() -> Iterator[Settings]:
+    """Run an embedded PostgreSQL with the settings of production until the block ends; yield the settings with it.
 
     Raises:
         CommandError: It cannot be installed, or does not start.
@@ -53,11 +34,9 @@ def embedded_postgres() -> Iterator[Postgres]:
             shutil.copytree(installed / "server", home / "server")
         settings = msgspec.structs.replace(usual, database_url="", database_home=folder)
         server = EmbeddedPostgres(settings)
-        before = set(psutil.Process().children())
         try:
             server.start()
-            (process,) = (one for one in set(psutil.Process().children()) - before if one.name() == "postgres")
-            yield Postgres(settings, process)
+            yield settings
         finally:
             server.stop()
             with suppress(OSError):

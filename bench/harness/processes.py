@@ -1,13 +1,15 @@
 """Servers as child processes: start them, wait for them, and stop them with their children."""
 
 import os
+import pickle
 import subprocess
+import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 import msgspec
 import psutil
@@ -16,6 +18,8 @@ from app.host.http import get_status
 from app.host.processes import die_with_parent, end_group
 from app.settings.schema import PREFIX, Settings
 from bench.harness.errors import ContestantError
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 """This checkout."""
@@ -52,12 +56,9 @@ def running(  # noqa: PLR0913, PLR0917 - the parts of a server
         environment: Variables added to the environment of this process, without its settings of Nereid.
         port: The port it listens on, on loopback.
         probe: A path that returns 200 when it is ready, 503 before.
-        log: File for its output.
+        log: File for its output, whose end is in the ContestantError if the server does not become ready.
         checkout: The checkout of this project that it runs from.
         ready_seconds: Maximum time until it is ready.
-
-    Raises:
-        ContestantError: It ended or did not become ready; the message contains the end of its log.
     """
     with log.open("wb") as output:
         child = subprocess.Popen(
@@ -80,20 +81,57 @@ def running(  # noqa: PLR0913, PLR0917 - the parts of a server
         end_group(child, _STOP_SECONDS)
 
 
+@contextmanager
+def calling(function: Callable[..., T], *arguments: object) -> Iterator[Callable[[], T]]:
+    """Call a function in a new process, which has started when the block begins; yield what waits for its result.
+
+    The process ends with the block, and does not get Ctrl-C, which only its parent handles. An exception of the function is raised
+    by what waits.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", f"from {__name__} import answer; answer()"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - no threads here
+    ) as child:
+        questions, answers = cast("BinaryIO", child.stdin), cast("BinaryIO", child.stdout)
+
+        def wait() -> T:
+            result, error = pickle.load(answers)  # noqa: S301 - of our own process
+            if error:
+                raise error
+            return cast("T", result)
+
+        try:
+            pickle.dump((function, arguments), questions)
+            questions.close()
+            answers.read(1)
+            yield wait
+        finally:
+            child.kill()
+
+
+def answer() -> None:
+    """Be the process of `calling`: what the function prints goes to stderr."""
+    output, sys.stdout = sys.stdout, sys.stderr
+    function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own parent
+    output.buffer.write(b".")
+    output.flush()
+    result, problem = None, None
+    try:
+        result = function(*arguments)
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        problem = error
+    pickle.dump((result, problem), output.buffer)
+    output.flush()
+
+
 def wait_for_answer(
     url: str, process: "subprocess.Popen[bytes]", seconds: float = float("inf"), retry: Collection[int] = ()
 ) -> int | None:
-    """Poll a server until it responds.
-
-    Args:
-        url: URL to request.
-        process: The server.
-        seconds: Maximum time.
-        retry: Statuses after which to continue polling.
-
-    Returns:
-        The status of the response; None if the process ended or the time is over.
-    """
+    """Poll a server until it responds with another status than those of `retry`; return None if it ended or the time is over."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and process.poll() is None:
         status = get_status(url, 1)
@@ -116,14 +154,10 @@ def variables(settings: Settings) -> dict[str, str]:
     return {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
 
 
-def require_checkout(folder: Path, *, or_file: bool = False) -> Path:
-    """Return the absolute path of a checkout of this project, or of the one-file program if `or_file`.
-
-    Raises:
-        ContestantError: The path is neither.
-    """
+def require_checkout(folder: Path) -> Path:
+    """Return the absolute path of a checkout of this project, or of the one-file program; others are a ContestantError."""
     folder = folder.resolve()
-    if or_file and os.access(folder, os.X_OK) and folder.is_file():
+    if os.access(folder, os.X_OK) and folder.is_file():
         return folder
     if not (folder / "app" / "__main__.py").is_file():
         raise ContestantError(f"{folder} is not a checkout of this project: it has no app/__main__.py")

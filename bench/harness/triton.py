@@ -16,7 +16,7 @@ from app.settings.schema import PREFIX, Settings
 from app.triton.repository import loadable_models
 from bench.harness.errors import ContestantError
 from bench.harness.meters import children
-from bench.models.repository import write_models
+from bench.models.repository import copy_model, write_variants
 
 
 class Triton(NamedTuple):
@@ -39,11 +39,7 @@ class Triton(NamedTuple):
 
 
 def link_installation(home: Path) -> None:
-    """Make a folder the home of an embedded Triton, with links to the usual installation, but a separate log and socket.
-
-    Raises:
-        CommandError: Triton cannot be installed.
-    """
+    """Make a folder the home of an embedded Triton, with links to the usual installation, but a separate log and socket."""
     installed = Path(environment.load().triton_home).resolve()
     install(installed)
     for part in ("server", "python"):
@@ -52,16 +48,12 @@ def link_installation(home: Path) -> None:
 
 @contextmanager
 def embedded_triton(repository: Path, model: str, ports: int = 0) -> Iterator[Triton]:
-    """Run an embedded Triton until the block ends.
+    """Run an embedded Triton until the block ends; raise CommandError if it cannot be installed, or does not start.
 
     Args:
         repository: Its model repository.
         model: The model that must be ready.
         ports: The first of its TCP ports; 0 for none.
-
-    Raises:
-        CommandError: Triton cannot be installed.
-        CommandError: It does not start.
     """
     with TemporaryDirectory(prefix="nereid-bench-") as home:
         link_installation(Path(home))
@@ -86,10 +78,7 @@ def embedded_triton(repository: Path, model: str, ports: int = 0) -> Iterator[Tr
 
 @contextmanager
 def embedded_tritons(repository: Path, model: str, count: int) -> Iterator[list[Triton]]:
-    """Run several embedded Tritons with the same models until the block ends; one gateway can use all of them.
-
-    Arguments and errors as for `embedded_triton`.
-    """
+    """Run several embedded Tritons with the same models until the block ends; one gateway can use all of them."""
     with ExitStack() as stack:
         yield [stack.enter_context(embedded_triton(repository, model)) for _ in range(count)]
 
@@ -106,11 +95,7 @@ def settings_for(tritons: Sequence[Triton]) -> dict[str, str]:
 
 
 def pulled(name: str) -> Path | None:
-    """Return the folder of a model in the model repository of the settings; None if it has not been pulled.
-
-    Raises:
-        ContestantError: The repository cannot be read.
-    """
+    """Return the folder of a model in the model repository of the settings; None if it has not been pulled."""
     repository = Path(environment.load().model_repository)
     try:
         return repository / name if name in loadable_models(repository) else None
@@ -119,19 +104,17 @@ def pulled(name: str) -> Path | None:
 
 
 @contextmanager
-def fixture_triton(names: Collection[str] = ()) -> Iterator[Triton]:
-    """Run an embedded Triton with the fixtures of `bench.models` and pulled models; `yolo11n` for UINT8 and for FP32 input.
+def fixture_triton(names: Collection[str]) -> Iterator[Triton]:
+    """Run an embedded Triton with fixtures of `bench.models`, pulled models, and their variants for FP32 input and for files.
 
     Raises:
         ContestantError: A model has not been pulled, or the model repository cannot be read.
-        CommandError: As for `embedded_triton`.
     """
-    models = []
-    for name in names:
-        if (model := pulled(name)) is None:
-            raise ContestantError(f"{name} has not been pulled; run: ./just pull {name}")
-        models.append(model)
     with TemporaryDirectory(prefix="nereid-bench-") as folder:
-        write_models(Path(folder), models)
-        with embedded_triton(Path(folder), "null") as triton:
+        for name in names:
+            if not write_variants(name, Path(folder)):
+                if (model := pulled(name)) is None:
+                    raise ContestantError(f"{name} has not been pulled; run: ./just pull {name}")
+                copy_model(model, Path(folder))
+        with embedded_triton(Path(folder), next(iter(names))) as triton:
             yield triton

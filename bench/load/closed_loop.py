@@ -1,18 +1,12 @@
 """Closed loop: a fixed number of clients, each sending its next request after the response to the previous one."""
 
-import asyncio
 import sys
 from collections.abc import Sequence
-from random import uniform
-from time import perf_counter
 
-from bench.load.connection import Connection
 from bench.load.driver import PATIENCE_SECONDS, Driver, Progress
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
 from bench.load.target import Target
-
-_JITTER = 0.1  # fraction of the seconds in Retry-After
 
 
 async def drive_closed_loop(  # noqa: PLR0913 - the parts of a load
@@ -26,7 +20,7 @@ async def drive_closed_loop(  # noqa: PLR0913 - the parts of a load
     patience: float = PATIENCE_SECONDS,
     is_polite: bool = False,
 ) -> Outcome:
-    """Run clients that send their next request as soon as they have a response.
+    """Run clients that send their next request as soon as they have a response. Errors as for `Driver`.
 
     Args:
         url: URL to post to, on this machine; or another target.
@@ -36,73 +30,9 @@ async def drive_closed_loop(  # noqa: PLR0913 - the parts of a load
         requests: Maximum number of requests; None for no limit.
         progress: Called regularly.
         patience: Seconds to wait for a response.
-        is_polite: Whether a client waits for the time in Retry-After, with a jitter of up to a tenth, so that the clients do not
-            retry together.
-
-    Raises:
-        ValueError: As for `Driver`.
-        OSError: The server does not accept connections.
+        is_polite: Whether a client waits for the time in Retry-After.
     """
-    loop = PoliteLoop if is_polite else ClosedLoop
-    return await loop(url, samples, clients, seconds, patience, requests).measure(progress)
-
-
-class ClosedLoop(Driver):
-    """The clients of one run."""
-
-    def __init__(  # noqa: PLR0913, PLR0917 - as above
-        self,
-        url: str | Target,
-        samples: Sequence[Sample],
-        clients: int,
-        seconds: float,
-        patience: float,
-        requests: int | None,
-    ) -> None:
-        super().__init__(url, samples, clients, seconds, patience)
-        self._limit = sys.maxsize if requests is None else requests
-
-    def begin(self) -> None:
-        """Make every client send its first request."""
-        for connection in list(self.connections):
-            self.free(connection)
-
-    def free(self, connection: Connection) -> None:
-        """Send the next request, unless the run is over."""
-        now = perf_counter()
-        if self._may_send(now):
-            self.issued += 1
-            self.send(connection, self.issued - 1, now)
-
-    def is_done(self, now: float) -> bool:
-        """Return whether the last request has ended."""
-        return self.issued == self.tally.ended and not self._may_send(now)
-
-    def connection_refused(self) -> None:
-        """Count a request that the client could not send."""
-        if self._may_send(perf_counter()):
-            self.issued += 1
-            self.tally.refused()
-
-    def _may_send(self, now: float) -> bool:
-        return self.issued < self._limit and now - self.started < self.seconds
-
-
-class PoliteLoop(ClosedLoop):
-    """Clients that wait for the time in Retry-After."""
-
-    def pause_after(self, connection: Connection) -> float:
-        """Return the time in Retry-After, if any, and up to a tenth more."""
-        return connection.retry_after * uniform(1, 1 + _JITTER)  # noqa: S311 - not a secret
-
-    def free(self, connection: Connection) -> None:
-        """Send the next request, at once or after the pause."""
-        if pause := self.pause_after(connection):
-            asyncio.get_running_loop().call_later(pause, self.resume, connection)
-        else:
-            super().free(connection)
-
-    def resume(self, connection: Connection) -> None:
-        """Send the next request, unless the connection was lost meanwhile and replaced by another one."""
-        if connection in self.connections:
-            super().free(connection)
+    driver = Driver(url, samples, seconds, patience)
+    driver.limit = sys.maxsize if requests is None else requests
+    driver.is_polite = is_polite
+    return await driver.closed(clients, progress)

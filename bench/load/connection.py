@@ -1,7 +1,8 @@
 """One HTTP/1.1 connection of the load driver: sends prebuilt requests, and parses as little as possible of responses."""
 
 import asyncio
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 from bench.load.target import Target
 
@@ -9,80 +10,69 @@ _VERSION = b"http/1.1 "
 _OK = b"http/1.1 200"
 
 
-class Owner(Protocol):
-    """Callbacks of a connection's owner, which decides what to send."""
+class Response(NamedTuple):
+    """What the driver needs of a response."""
 
-    def opened(self, connection: "Connection") -> None:
-        """Handle a new connection."""
-
-    def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
-        """Handle a response.
-
-        Args:
-            number: Number of the request.
-            since: Start of the latency, as passed to `Connection.send`.
-            status: Status code, three digits.
-            body: Body of the response.
-            timing: Value of the Server-Timing header; may be empty.
-        """
-
-    def free(self, connection: "Connection") -> None:
-        """Handle a connection that is ready for a request."""
-
-    def lost(self, connection: "Connection", number: int | None, since: float) -> None:
-        """Handle a closed connection, and its unanswered request, if any."""
+    status: str
+    """Status code, three digits."""
+    body: bytes
+    timing: bytes
+    """Value of the Server-Timing header; may be empty."""
+    retry_after: float
+    """Retry-After in seconds, if the status is not 200; 0 if absent."""
 
 
 class Connection(asyncio.Protocol):
-    """One client. It is idle until `send` is called."""
+    """One connection; it is idle until `ask` is called."""
 
-    def __init__(self, owner: Owner) -> None:
-        self.number: int | None = None
-        """Number of the request in progress."""
-        self.since = 0.0
-        """Start of its latency."""
-        self.retry_after = 0.0
-        """Retry-After of the last response in seconds; 0 if absent."""
-        self._owner = owner
+    def __init__(self, when_lost: Callable[["Connection"], object]) -> None:
+        self._when_lost = when_lost
+        self._answer: asyncio.Future[Response] | None = None
         self._buffer = b""
         self._needed = 0  # bytes of the whole response; known after its head
         self._body_start = 0
-        self._timing = b""
         self._is_last = False
+        self._timing = b""
+        self._retry_after = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Report to the owner."""
+        """Keep the transport."""
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
-        self._owner.opened(self)
 
-    def send(self, message: bytes, number: int, since: float) -> None:
-        """Send a request; its latency began at `since`."""
-        self.number = number
-        self.since = since
-        self.transport.write(message)
+    async def ask(self, message: bytes, bytes_per_second: int = 0) -> Response:
+        """Send a request, at this speed unless it is 0; return the response.
+
+        Raises:
+            ConnectionError: The connection was lost, or the response is not HTTP/1.1 with a length.
+        """
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._answer = answer
+        step = bytes_per_second or len(message)
+        self.transport.write(message[:step])
+        for start in range(step, len(message), step):
+            await asyncio.wait([answer], timeout=1)
+            if answer.done():
+                break
+            self.transport.write(message[start : start + step])
+        return await answer
 
     def data_received(self, data: bytes) -> None:
         """Collect a response."""
         self._buffer = buffer = self._buffer + data if self._buffer else data
-        if self.number is None:  # unexpected data
+        if self._answer is None or self._answer.done():  # unexpected data
             self.transport.abort()
-            return
-        if not self._needed and not self._read_head(buffer):
-            return
-        if len(buffer) >= self._needed:
-            number, since = self.number, self.since
-            status, body, is_last = buffer[9:12].decode("latin-1"), buffer[self._body_start : self._needed], self._is_last
-            self._buffer, self._needed, self.number = b"", 0, None
-            self._owner.answered(number, since, status, body, self._timing)
-            if is_last or self.transport.get_write_buffer_size():
+        elif (self._needed or self._read_head(buffer)) and len(buffer) >= self._needed:
+            body = buffer[self._body_start : self._needed]
+            self._answer.set_result(Response(buffer[9:12].decode("latin-1"), body, self._timing, self._retry_after))
+            self._buffer, self._needed, self._answer = b"", 0, None
+            if self._is_last or self.transport.get_write_buffer_size():
                 self.transport.abort()  # also after a response before the end of the request, whose rest is not needed
-            else:
-                self._owner.free(self)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Report to the owner."""
-        number, self.number = self.number, None
-        self._owner.lost(self, number, self.since)
+        """End the request in progress, if any."""
+        if self._answer and not self._answer.done():
+            self._answer.set_exception(ConnectionResetError())
+        self._when_lost(self)
 
     def _read_head(self, buffer: bytes) -> bool:
         """Parse the required headers of a response; return whether the head is complete and valid."""
@@ -101,16 +91,18 @@ class Connection(asyncio.Protocol):
         self._is_last = b"\r\nconnection: close" in lower
         self._timing = _header(buffer, lower, b"server-timing")
         seconds = b"" if lower.startswith(_OK) else _header(lower, lower, b"retry-after")
-        self.retry_after = float(seconds) if seconds.isdigit() else 0.0
+        self._retry_after = float(seconds) if seconds.isdigit() else 0.0
         return True
 
 
 def encode_request(target: Target, body: bytes) -> bytes:
-    """Build a POST request with an image or a form."""
+    """Build a POST request with an image, a form or JSON."""
     content_type = "image/jpeg" if body.startswith(b"\xff\xd8") else "application/octet-stream"
     if body.startswith(b"--"):
         boundary = body[2 : body.index(b"\r")].decode("ascii")
         content_type = f"multipart/form-data; boundary={boundary}"
+    elif body.startswith(b"{"):
+        content_type = "application/json"
     head = (
         f"POST {target.path} HTTP/1.1\r\nHost: {target.authority}\r\n"
         f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"

@@ -1,19 +1,20 @@
-"""Base of all kinds of load: open connections, wait, reconnect, and count.
+"""The load driver: clients that wait for their responses, or a schedule that does not, over the same pool of connections.
 
 It is one process without an HTTP library, because on shared cores the client takes CPU time from the server. So requests are
 prebuilt, and only status, length and Server-Timing of a response are parsed, except for the responses that `tally` checks.
 """
 
 import asyncio
+import math
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
+from random import uniform
 from time import perf_counter, thread_time
 from typing import Any
 
 import uvloop
 
-from bench.load.connection import Connection, encode_request
+from bench.load.connection import Connection, Response, encode_request
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
 from bench.load.tally import Tally
@@ -26,144 +27,179 @@ BUSY_SHARE = 0.8
 
 _RECONNECT_SECONDS = 0.05
 _TICK_SECONDS = 0.05
+_JITTER = 0.1  # fraction of the seconds in Retry-After
 
 Progress = Callable[[float, int], None]
 """Called with the seconds since the start and the number of ended requests."""
 
 
 def run(load: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Run a load to its end on uvloop, the event loop with the least CPU time."""
-    return uvloop.run(load)
+    """Run a load to its end on uvloop, the event loop with the least CPU time; warn if the driver was busy."""
+    outcome = uvloop.run(load)
+    if outcome.driver_cpu > BUSY_SHARE:
+        share = f"{outcome.driver_cpu:.0%} of a core"
+        print(f"warning: the load driver used {share}; the server may be faster than this shows", file=sys.stderr)
+    return outcome
 
 
-class Driver(ABC):
-    """One run: its parameters and results so far. A subclass decides when to send."""
+class Driver:
+    """One run: its parameters and results so far."""
 
-    def __init__(self, url: str | Target, samples: Sequence[Sample], width: int, seconds: float, patience: float) -> None:
-        """Prepare to send `samples` in turn over `width` connections for `seconds`.
+    limit = sys.maxsize
+    """Maximum number of requests."""
+    is_polite = False
+    """Whether a client waits for the time in Retry-After, and up to a tenth more, so that they do not retry together."""
+    counts_unfinished = True
+    """Whether requests in progress at the end are errors."""
+    bytes_per_second = 0
+    """Speed of each upload; 0 for no limit."""
+
+    def __init__(
+        self, url: str | Target, samples: Sequence[Sample], seconds: float, patience: float, *, times_abandoned: bool = True
+    ) -> None:
+        """Prepare to send `samples` in turn for `seconds`, and to wait up to `patience` for each response.
+
+        With `times_abandoned`, the latency includes requests without a response, after the whole patience.
 
         Raises:
-            ValueError: A URL is not on this machine, or there are no samples or no connections.
+            ValueError: A URL is not on this machine, or there are no samples.
         """
+        if not samples:
+            raise ValueError("there is nothing to send")
         self._target = url if isinstance(url, Target) else local_target(url)
-        if not samples or width < 1:
-            raise ValueError("there is nothing to send, or no connection to send it over")
-        self.seconds = seconds
-        self.connections: set[Connection] = set()
-        self.issued = 0
-        """Number of requests that are sent or due."""
-        self.tally = Tally([sample.expected for sample in samples], patience, seconds)
-        self.started = 0.0
-        self.is_over = False
-        self._messages = [encode_request(self._target, sample.body) for sample in samples]
-        self._width = width
+        self._seconds = seconds
         self._patience = patience
-        self._reconnecting: set[asyncio.Task[None]] = set()
+        self._messages = [encode_request(self._target, sample.body) for sample in samples]
+        self._tally = Tally([sample.expected for sample in samples], patience if times_abandoned else math.inf, seconds)
+        self._connections: set[Connection] = set()
+        self._idle: dict[Connection, None] = {}
+        """Idle connections, the most recently used one last."""
+        self._pending: dict[int, float] = {}
+        """Requests in progress: their numbers, and when their latency began."""
+        self._issued = 0
+        self._started = 0.0
 
-    @abstractmethod
-    def begin(self) -> None:
-        """Start sending; all connections are open."""
+    async def closed(self, clients: int, progress: Progress | None = None, spread_seconds: float = 0.0) -> Outcome:
+        """Let each of so many clients send its next request after the response to the previous one.
 
-    @abstractmethod
-    def free(self, connection: Connection) -> None:
-        """Handle a connection that is ready for a request."""
+        They begin within `spread_seconds`.
 
-    @abstractmethod
-    def is_done(self, now: float) -> bool:
-        """Return whether there is nothing left to send or to wait for."""
+        Raises:
+            OSError: The server does not accept connections.
+        """
 
-    def pause_after(self, connection: Connection) -> float:  # noqa: ARG002 - most loads never pause
-        """Return the pause of a client after the last response on a connection, in seconds."""
-        return 0.0
+        async def send() -> None:
+            await asyncio.gather(*(self._client(place * spread_seconds / clients) for place in range(clients)))
 
-    def connection_refused(self) -> None:  # noqa: B027 - most loads need not know
-        """Handle a failed reconnection."""
+        return await self._measure(clients, send(), progress)
 
-    def abandon_unsent(self) -> None:  # noqa: B027 - only a load with a schedule has any
-        """Count the requests that were due, but never sent."""
+    async def constant(self, rate: float, width: int, progress: Progress | None = None, *, drops: bool = False) -> Outcome:
+        """Send `rate` requests per second over at most `width` connections, independent of the server's speed.
 
-    async def measure(self, progress: Progress | None) -> Outcome:
-        """Run the load."""
+        Latency counts from the time when a request was due. What is due while all connections are in use waits for one or, with
+        `drops`, is dropped and counted; then connections are opened when they are needed. Errors as for `closed`.
+        """
+        return await self._measure(1 if drops else width, self._schedule(rate, width, drops=drops), progress)
+
+    async def _measure(self, opened: int, work: Coroutine[Any, Any, None], progress: Progress | None) -> Outcome:
+        tick = _TICK_SECONDS if progress else None
+        sending: asyncio.Task[None] | None = None
         try:
-            await self._connect_all()
-            cpu, self.started = thread_time(), perf_counter()
-            self.tally.start()
-            self.begin()
-            while not self.is_done(now := perf_counter()):
-                for connection in [c for c in self.connections if c.number is not None and now - c.since > self._patience]:
-                    connection.transport.abort()
-                if now - self.started > self.seconds + self._patience:
-                    break
+            await self._open(opened)
+            cpu, self._started = thread_time(), perf_counter()
+            self._tally.start()
+            end = self._started + self._seconds + (self._patience if self.counts_unfinished else 0)
+            sending = asyncio.ensure_future(work)
+            while not sending.done() and (left := end - perf_counter()) > 0:
                 if progress:
-                    progress(now - self.started, self.tally.ended)
-                await asyncio.sleep(_TICK_SECONDS)
-            elapsed = perf_counter() - self.started
+                    progress(perf_counter() - self._started, self._tally.ended)
+                await asyncio.wait([sending], timeout=min(left, tick or left))
+            elapsed = perf_counter() - self._started
             cpu = (thread_time() - cpu) / elapsed
         finally:
-            await self._close()
+            work.close() if sending is None else sending.cancel()
+            for connection in list(self._connections):
+                connection.transport.abort()
+            await asyncio.sleep(0)  # transports close in the next iteration of the event loop
+        await asyncio.gather(sending, return_exceptions=True)
+        for since in self._pending.values() if self.counts_unfinished else ():
+            self._tally.gave_up(since)
         if progress:
-            progress(elapsed, self.tally.ended)
-        if cpu > BUSY_SHARE:
-            print(f"warning: the load driver used {cpu:.0%} of a core; the server may be faster than this shows", file=sys.stderr)
-        return self.tally.outcome(cpu)
+            progress(elapsed, self._tally.ended)
+        return self._tally.outcome(cpu)
 
-    def send(self, connection: Connection, number: int, since: float) -> None:
-        """Send a request; its latency began at `since`."""
-        connection.send(self._messages[number % len(self._messages)], number, since)
+    async def _client(self, pause: float) -> None:
+        """Send requests until the time or the number of requests is over."""
+        await asyncio.sleep(pause)
+        while self._issued < self.limit and (now := perf_counter()) - self._started < self._seconds:
+            number, self._issued = self._issued, self._issued + 1
+            self._pending[number] = now
+            response = await self._request(number, now)
+            if response is None:
+                await asyncio.sleep(_RECONNECT_SECONDS)
+            elif self.is_polite and response.retry_after:
+                left = self._started + self._seconds - perf_counter()
+                await asyncio.sleep(min(left, response.retry_after * uniform(1, 1 + _JITTER)))  # noqa: S311 - not a secret
 
-    def opened(self, connection: Connection) -> None:
-        """Handle a new connection."""
-        self.connections.add(connection)
+    async def _schedule(self, rate: float, width: int, *, drops: bool) -> None:
+        """Start each request when it is due, and wait for all."""
+        room, tasks = asyncio.Semaphore(width), set[asyncio.Task[None]]()
+        try:
+            for number in range(max(1, round(rate * self._seconds))):
+                due = self._started + number / rate
+                if (left := due - perf_counter()) > 0:
+                    await asyncio.sleep(left)
+                self._tally.due(perf_counter() - due)
+                if drops and room.locked():
+                    self._tally.dropped()
+                    continue
+                self._pending[number] = due
+                tasks.add(task := asyncio.ensure_future(self._scheduled(number, due, room)))
+                task.add_done_callback(tasks.discard)
+            await asyncio.gather(*tasks)
+        finally:
+            for task in list(tasks):
+                task.cancel()
 
-    def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
-        """Count a response."""
-        self.tally.answered(number, since, status, body, timing)
+    async def _scheduled(self, number: int, due: float, room: asyncio.Semaphore) -> None:
+        async with room:
+            await self._request(number, due)
 
-    def lost(self, connection: Connection, number: int | None, since: float) -> None:
-        """Count the unanswered request of a closed connection, and open another connection."""
-        self.connections.discard(connection)
-        if self.is_over:
-            return
-        if number is not None:
-            self.tally.gave_up(since)
-        task = asyncio.ensure_future(self._reconnect(_RECONNECT_SECONDS if number is not None else self.pause_after(connection)))
-        self._reconnecting.add(task)
-        task.add_done_callback(self._reconnecting.discard)
+    async def _request(self, number: int, since: float) -> Response | None:
+        """Send a request over a free connection or a new one, and count the response; return None if there is none."""
+        connection = self._idle.popitem()[0] if self._idle else None
+        try:
+            async with asyncio.timeout(max(0.0, since + self._patience - perf_counter())):
+                connection = connection or await self._connect()
+                response = await connection.ask(self._messages[number % len(self._messages)], self.bytes_per_second)
+        except OSError:  # also if the time is over
+            if connection:
+                connection.transport.abort()
+            del self._pending[number]
+            self._tally.gave_up(since)
+            return None
+        del self._pending[number]
+        self._tally.answered(number, since, response.status, response.body, response.timing)
+        if not connection.transport.is_closing():
+            self._idle[connection] = None
+        return response
 
-    async def connect(self) -> Connection:
-        """Open a connection."""
-        loop = asyncio.get_running_loop()
-        host, port, tls, name = self._target.host, self._target.port, self._target.tls, self._target.name
-        _, connection = await loop.create_connection(lambda: Connection(self), host, port, ssl=tls, server_hostname=name)
+    async def _connect(self) -> Connection:
+        loop, target = asyncio.get_running_loop(), self._target
+        local = (target.source, 0) if target.source else None
+        _, connection = await loop.create_connection(
+            lambda: Connection(self._lost), target.host, target.port, ssl=target.tls, server_hostname=target.name, local_addr=local
+        )
+        self._connections.add(connection)
         return connection
 
-    async def _connect_all(self) -> None:
+    def _lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._idle.pop(connection, None)
+
+    async def _open(self, count: int) -> None:
         try:
             async with asyncio.timeout(self._patience):
-                await asyncio.gather(*(self.connect() for _ in range(self._width)))
+                self._idle = dict.fromkeys(await asyncio.gather(*(self._connect() for _ in range(count))))
         except TimeoutError as error:
             raise TimeoutError(f"no connection within {self._patience:g} s") from error
-
-    async def _reconnect(self, pause: float) -> None:
-        await asyncio.sleep(pause)
-        while not self.is_over:
-            try:
-                connection = await self.connect()
-            except OSError:
-                self.connection_refused()
-                await asyncio.sleep(_RECONNECT_SECONDS)
-            else:
-                self.free(connection)
-                return
-
-    async def _close(self) -> None:
-        self.is_over = True
-        for connection in list(self.connections):
-            connection.transport.abort()
-            if connection.number is not None:
-                self.tally.gave_up(connection.since)
-        self.abandon_unsent()
-        for task in list(self._reconnecting):
-            task.cancel()
-        await asyncio.gather(*self._reconnecting, return_exceptions=True)
-        await asyncio.sleep(0)  # transports close in the next iteration of the event loop

@@ -1,24 +1,44 @@
-"""Load above the capacity of a server: unlimited arrivals, and crowds of clients that retry."""
+"""Loads that do not spare a server: a constant rate, unlimited arrivals, crowds that retry, and callers who send all they can."""
 
 import asyncio
-import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from bench.load.closed_loop import PoliteLoop
-from bench.load.connection import Connection
+from bench.load import driver
+from bench.load.driver import Driver, Progress
 from bench.load.images import Sample
-from bench.load.open_loop import OpenLoop
 from bench.load.outcome import Outcome
-from bench.load.tally import Tally
+from bench.load.target import Target
 
+OPEN_CONNECTIONS = 256
+"""Maximum number of requests in progress in `drive_open_loop`."""
 CONNECTIONS = 2000
-"""Maximum number of requests in progress in `drive_arrivals`."""
+"""The same in `drive_arrivals`."""
 PATIENCE_SECONDS = 15.0
 """Maximum time to wait for a response; longer than the gateway's deadline."""
 
 
+async def drive_open_loop(  # noqa: PLR0913 - the parts of a load
+    url: str | Target,
+    samples: Sequence[Sample],
+    *,
+    rate: float,
+    seconds: float,
+    connections: int = OPEN_CONNECTIONS,
+    progress: Progress | None = None,
+    patience: float = driver.PATIENCE_SECONDS,
+) -> Outcome:
+    """Send `rate` requests per second.
+
+    Latency counts from the time when a request was due, not when a connection was free: a server that stalls delays all requests
+    that were due meanwhile. The event loop's timers have a resolution of a millisecond. Other arguments and errors as for
+    `drive_closed_loop`.
+    """
+    return await Driver(url, samples, seconds, patience).constant(rate, connections, progress)
+
+
 async def drive_arrivals(  # noqa: PLR0913 - the parts of a load
-    url: str,
+    url: str | Target,
     samples: Sequence[Sample],
     *,
     rate: float,
@@ -31,7 +51,7 @@ async def drive_arrivals(  # noqa: PLR0913 - the parts of a load
     A request that is due while all `connections` are in use is dropped and counted. Latency counts from the time when a request was
     due; requests without a response are not included. Other arguments and errors as for `drive_closed_loop`.
     """
-    return await _Arrivals(url, samples, connections, seconds, patience, rate).measure(None)
+    return await Driver(url, samples, seconds, patience, times_abandoned=False).constant(rate, connections, drops=True)
 
 
 async def drive_crowd(  # noqa: PLR0913 - as above
@@ -43,66 +63,37 @@ async def drive_crowd(  # noqa: PLR0913 - as above
     is_polite: bool = False,
     patience: float = PATIENCE_SECONDS,
 ) -> Outcome:
-    """Run clients that send their next request after a response.
+    """Run clients that send their next request after a response; they begin within a tenth of the time.
 
     The latency excludes requests without a response. Other arguments and errors as for `drive_closed_loop`.
     """
-    return await _Crowd(url, samples, clients, seconds, patience, is_polite=is_polite).measure(None)
+    load = Driver(url, samples, seconds, patience, times_abandoned=False)
+    load.is_polite = is_polite
+    return await load.closed(clients, spread_seconds=seconds / 10)
 
 
-class _Arrivals(OpenLoop):
-    def __init__(  # noqa: PLR0913, PLR0917 - as above
-        self, url: str, samples: Sequence[Sample], connections: int, seconds: float, patience: float, rate: float
-    ) -> None:
-        super().__init__(url, samples, 1, seconds, patience, rate)
-        self.tally = Tally([sample.expected for sample in samples], math.inf, seconds)
-        self._most = connections
-        self._opening: set[asyncio.Task[None]] = set()
+class Caller(NamedTuple):
+    """One user of a server, who sends the same request over and over."""
 
-    def no_connection_free(self, number: int) -> None:
-        if len(self.connections) + len(self._opening) >= self._most:
-            self.tally.dropped()
-            return
-        task = asyncio.ensure_future(self._open(number))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
-
-    def lost(self, connection: Connection, number: int | None, since: float) -> None:
-        """Count the unanswered request of a closed connection; another connection is opened when needed."""
-        self.connections.discard(connection)
-        self.idle.pop(connection, None)
-        if number is not None and not self.is_over:
-            self.tally.gave_up(since)
-
-    def abandon_unsent(self) -> None:
-        super().abandon_unsent()
-        for task in list(self._opening):
-            if task.cancel():
-                self.tally.refused()
-
-    async def _open(self, number: int) -> None:
-        try:
-            connection = await self.connect()
-        except OSError:
-            self.tally.refused()
-        else:
-            self.send_scheduled(connection, number)
+    target: Target
+    body: bytes
+    clients: int = 1
+    """Number of connections."""
+    bytes_per_second: int = 0
+    """Speed of each upload; 0 for no limit."""
 
 
-class _Crowd(PoliteLoop):
-    def __init__(  # noqa: PLR0913 - as above
-        self, url: str, samples: Sequence[Sample], clients: int, seconds: float, patience: float, *, is_polite: bool
-    ) -> None:
-        super().__init__(url, samples, clients, seconds, patience, None)
-        self.tally = Tally([sample.expected for sample in samples], math.inf, seconds)
-        self._is_polite = is_polite
+async def flood(callers: Sequence[Caller], seconds: float) -> list[dict[str, int]]:
+    """Let each client of several callers send its next request after the response to the previous one, without a pause.
 
-    def begin(self) -> None:
-        """Spread the first requests of the clients over a tenth of the time."""
-        loop = asyncio.get_running_loop()
-        pause = self.seconds / 10 / len(self.connections)
-        for index, connection in enumerate(list(self.connections)):
-            loop.call_later(index * pause, self.resume, connection)
+    Returns:
+        Number of requests by result, for each caller, as in `Outcome.statuses`; without those in progress at the end.
+    """
 
-    def pause_after(self, connection: Connection) -> float:
-        return super().pause_after(connection) if self._is_polite else 0.0
+    async def send(caller: Caller) -> Outcome:
+        load = Driver(caller.target, [Sample("", caller.body, None)], seconds, PATIENCE_SECONDS + seconds)
+        load.counts_unfinished = False
+        load.bytes_per_second = caller.bytes_per_second
+        return await load.closed(caller.clients, spread_seconds=1.0 if caller.bytes_per_second else 0.0)
+
+    return [outcome.statuses for outcome in await asyncio.gather(*map(send, callers))]

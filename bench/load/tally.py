@@ -26,28 +26,16 @@ class _Named(msgspec.Struct):
     class_name: str
 
 
-class _Labelled(msgspec.Struct):
-    label: str
-
-
 class _Answer(msgspec.Struct):
     detections: list[_Named] | None = None
     classifications: list[_Named] | None = None
     """Results of a classifier, instead of detections."""
-    predictions: list[_Labelled] | None = None
-    """Results in DeepStack's interface, instead of detections."""
-    results: list["_Answer"] | None = None
-    """Results of a batch, instead of detections."""
-    status: Any = None
-    """`success` from routes that are OpenProcessor's, which may have other results."""
     model: Any = None
     """`{"name": ...}` from Nereid; other servers may put anything here."""
 
     @property
     def names(self) -> list[str] | None:
         """Class names in the response; None if it contains no results."""
-        if self.predictions is not None:
-            return [prediction.label for prediction in self.predictions]
         named = self.detections if self.classifications is None else self.classifications
         return None if named is None else [one.class_name for one in named]
 
@@ -72,11 +60,11 @@ class Tally:
     some of the later ones.
     """
 
-    def __init__(self, expected: Sequence[frozenset[str]], patience: float, seconds: float = math.inf) -> None:
+    def __init__(self, expected: Sequence[frozenset[str] | None], patience: float, seconds: float = math.inf) -> None:
         """Prepare to count.
 
         Args:
-            expected: Class names, one set per image.
+            expected: Class names, one set per image; None for an image whose responses are not read.
             patience: The latency of an abandoned request counts if it is longer than this.
             seconds: Duration of sending; correct responses within it are the goodput.
         """
@@ -106,10 +94,11 @@ class Tally:
         self._delays.append(delay)
 
     def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
-        """Count a response. Arguments as for `connection.Owner.answered`."""
+        """Count a response. Arguments as for `Driver.answered`."""
         count = len(self._expected)
         is_read = number < count or not number % CHECK_EVERY
-        if status == "200" and is_read and not self._check(body, self._expected[number % count]):
+        expected = self._expected[number % count]
+        if status == "200" and is_read and expected is not None and not self._check(body, expected):
             status = "wrong"
         self._count(status)
         elapsed = self._last - since
@@ -168,11 +157,7 @@ class Tally:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
         self._model = self._model or answer.model_name
-        if answer.status == "success" and not expected:
-            return True
-        results = [answer] if answer.results is None else answer.results
-        found = [result.names for result in results]
-        return None not in found and expected <= {name for names in found for name in names or ()}
+        return answer.names is not None and expected <= {*answer.names}
 
     def _add_code(self, status: str, body: bytes) -> None:
         """Store the code of an error in Nereid's format, from the gateway or NGINX."""

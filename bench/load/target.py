@@ -23,14 +23,12 @@ class Target(NamedTuple):
     """None for plain HTTP."""
     name: str | None = None
     """Name in the certificate, with TLS."""
+    source: str = ""
+    """Address of this machine to connect from; empty for any."""
 
 
 def local_target(url: str) -> Target:
-    """Parse the URL of a server on this machine, without TLS.
-
-    Raises:
-        ValueError: Its scheme is not http, or its host is not a loopback address.
-    """
+    """Parse the URL of a server on this machine, without TLS; raise ValueError if it is another one."""
     target = parse_target(url)
     if target.tls:
         raise ValueError(f"{url} does not start with http://")
@@ -40,15 +38,10 @@ def local_target(url: str) -> Target:
 
 
 def parse_target(url: str, key: str = "", ca: Path | None = None) -> Target:
-    """Parse the URL of any server.
-
-    Args:
-        url: With the scheme http or https.
-        key: API key for the header Authorization.
-        ca: PEM file of the only CAs to trust; None for those of the system.
+    """Parse the URL of any server; `key` is its API key, `ca` the PEM file of the only CAs to trust, None for the system's.
 
     Raises:
-        ValueError: The URL has another scheme, no host, or a user; or the file contains no certificate.
+        ValueError: The URL has another scheme than http and https, no host, or a user; or the file contains no certificate.
     """
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:

@@ -1,7 +1,6 @@
 """Pictures of rendered lines of text: Latin, digits and Chinese; rotated, blurred, on photos; strips, small ones and pages."""
 
 from collections.abc import Iterator
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -35,8 +34,6 @@ _PAGE_LINES = 5
 _COUNTS = {"plain": 40, "rotated": 30, "blurred": 24, "photo": 30, "strip": 8, "small": 8, "page": 12}
 """Number of pictures of each kind; a page has five lines, the others one, together 200."""
 
-_Colour = tuple[int, int, int]
-
 
 class TextPicture(NamedTuple):
     """A picture, and what is written on it."""
@@ -49,27 +46,16 @@ class TextPicture(NamedTuple):
 
 
 def text_pictures() -> Iterator[TextPicture]:
-    """Render 200 lines, with the same pixels wherever Pillow and the fonts are the same.
-
-    Raises:
-        OSError: A font is missing.
-    """
+    """Render 200 lines, with the same pixels wherever Pillow and the fonts are the same; raises OSError if a font is missing."""
     random = np.random.default_rng(SEED)
-    draw = {
-        "plain": partial(_sheet, random),
-        "rotated": partial(_rotated, random),
-        "blurred": partial(_blurred, random),
-        "photo": partial(_on_photo, random),
-        "strip": partial(_sheet, random, margin=2),
-        "small": partial(_sheet, random, size=14, margin=4),
-    }
     for kind, count in _COUNTS.items():
         for index in range(count):
             if kind == "page":
-                image, lines = _page(random, size=int(random.integers(22, 40)) if index % 3 else 90)
+                # At the largest size the page is larger than what detectors are given.
+                image, lines = _page(random, int(random.integers(22, 40)) if index % 3 else 90)
             else:
                 lines = [_text(random, index, 7 if kind == "strip" else int(random.integers(1, 5)))]
-                image = draw[kind](lines[0])
+                image = _draw(random, kind, lines[0])
             file = BytesIO()
             image.save(file, "PNG")
             yield TextPicture(kind, file.getvalue(), lines)
@@ -93,6 +79,24 @@ def _text(random: np.random.Generator, index: int, words: int) -> str:
             return f"{random.choice(_PHRASES)} {digits()} {random.choice(_WORDS)}"
 
 
+def _draw(random: np.random.Generator, kind: str, text: str) -> Image.Image:
+    """Draw a line."""
+    match kind:
+        case "rotated":  # by up to 30 degrees, or upside down, or vertical
+            angle = float(random.choice([random.uniform(-30, 30), random.uniform(-8, 8), random.uniform(-30, 30), 180, 90]))
+            image = _sheet(random, text, margin=40)
+            return image.rotate(angle, Image.Resampling.BICUBIC, expand=True, fillcolor=image.getpixel((0, 0)))
+        case "blurred":
+            image = _sheet(random, text, size=int(random.integers(26, 56)))
+            return image.filter(ImageFilter.GaussianBlur(float(random.uniform(0.8, 2.2))))
+        case "photo":
+            return _on_photo(random, text)
+        case "small":
+            return _sheet(random, text, size=14, margin=4)
+        case _:
+            return _sheet(random, text, margin=2 if kind == "strip" else None)
+
+
 def _font(random: np.random.Generator, text: str, size: int) -> ImageFont.FreeTypeFont:
     fonts = _LATIN if text.isascii() else _CHINESE
     return ImageFont.truetype(str(fonts[int(random.integers(len(fonts)))]), size)
@@ -107,18 +111,6 @@ def _sheet(random: np.random.Generator, text: str, size: int | None = None, marg
     image = Image.new("RGB", (right - left + 2 * edge, bottom - top + 2 * edge), ground)
     ImageDraw.Draw(image).text((edge - left, edge - top), text, ink, font)
     return image
-
-
-def _rotated(random: np.random.Generator, text: str) -> Image.Image:
-    """Draw a line that is turned by up to 30 degrees, or upside down, or vertical."""
-    angle = float(random.choice([random.uniform(-30, 30), random.uniform(-8, 8), random.uniform(-30, 30), 180, 90]))
-    image = _sheet(random, text, margin=40)
-    ground = image.getpixel((0, 0))
-    return image.rotate(angle, Image.Resampling.BICUBIC, expand=True, fillcolor=ground)
-
-
-def _blurred(random: np.random.Generator, text: str) -> Image.Image:
-    return _sheet(random, text, size=int(random.integers(26, 56))).filter(ImageFilter.GaussianBlur(float(random.uniform(0.8, 2.2))))
 
 
 def _on_photo(random: np.random.Generator, text: str) -> Image.Image:
@@ -138,7 +130,7 @@ def _on_photo(random: np.random.Generator, text: str) -> Image.Image:
 
 
 def _page(random: np.random.Generator, size: int) -> tuple[Image.Image, list[str]]:
-    """Draw lines below each other; at the largest size the page is larger than what detectors are given."""
+    """Draw lines below each other."""
     lines = [_text(random, int(random.integers(4)), 3) for _ in range(_PAGE_LINES)]
     drawn = [_font(random, line, size) for line in lines]
     width = max(int(font.getlength(line)) for line, font in zip(lines, drawn, strict=True)) + 2 * size

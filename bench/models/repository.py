@@ -1,27 +1,19 @@
 """Model repositories for measurements."""
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-import onnx
-from onnx.utils import Extractor
 
 from app.model.triton_config import ModelConfig, read_parameters
 from app.triton.config_file import read_config_file
-from app.triton.repository import CONFIG_NAME, config_path
-from app.zoo import description
-from app.zoo.repository import NETWORK
+from app.triton.repository import config_path
 
 YOLO = "yolo11n"
 """The detector in measurements."""
-CLASSIFIER = "efficientnet_lite0"
-"""The classifier in measurements."""
 
 _FOLDER = Path(__file__).parent
-# The tensor between preprocessing and network in a composed model, named in app/zoo/compose.py.
-_PIXELS = "before/pixels"
 _EMBEDDING = """
 name: "embedding"
 backend: "python"
@@ -35,14 +27,23 @@ parameters { key: "wait_milliseconds" value { string_value: "%g" } }
 """
 
 
-def write_models(repository: Path, pulled: Iterable[Path] = ()) -> None:
-    """Write the fixtures and copies of pulled models into a repository; of `yolo11n` also a variant that takes FP32 planes."""
+def write_models(repository: Path) -> None:
+    """Write all fixtures into a model repository."""
     for config in sorted(_FOLDER.glob("*/config.pbtxt")):
         write_fixture(config.parent.name, repository)
-    for model in pulled:
-        shutil.copytree(model, repository / model.name)
-        if model.name == YOLO:
-            _write_fp32_variant(repository)
+
+
+def write_variants(name: str, repository: Path) -> bool:
+    """Write a fixture and its variants for FP32 input and for files, as far as they exist; return False if there is none."""
+    found = [one for one in (name, f"{name}_fp32", f"{name}_file") if (_FOLDER / one / "config.pbtxt").is_file()]
+    for one in found:
+        write_fixture(one, repository)
+    return bool(found)
+
+
+def copy_model(model: Path, repository: Path) -> None:
+    """Copy a pulled model into another repository."""
+    shutil.copytree(model, repository / model.name)
 
 
 def write_fixture(name: str, repository: Path) -> None:
@@ -73,33 +74,7 @@ def write_model(source: Path, repository: Path, instead: Mapping[Path, str]) -> 
             target.symlink_to(file.resolve())
 
 
-def network_of(folder: Path) -> Path:
-    """Return the file of a model's default version; a model that was removed and pulled again has another one than the first."""
-    added = description.load(folder)
-    return folder / str(added.default_version if added else 1) / NETWORK
-
-
 def read_labels(repository: Path, model: str) -> str:
     """Return the class names of a model, one a line."""
     config = read_config_file(config_path(repository / model, is_embedded=True))
     return "\n".join(read_parameters(msgspec.convert(config, ModelConfig, strict=False)).class_names())
-
-
-def _write_fp32_variant(repository: Path) -> None:
-    """Write `yolo11n` without its first nodes, so that it takes FP32 planes, as the reference sends them."""
-    network = onnx.load(network_of(repository / YOLO))
-    variant = Extractor(network).extract_model([_PIXELS], [output.name for output in network.graph.output])
-    del variant.opset_import[1:]  # one per merged graph, all identical
-    variant.graph.input[0].name = "images"
-    for node in variant.graph.node:
-        for index, name in enumerate(node.input):
-            if name == _PIXELS:
-                node.input[index] = "images"
-    folder = repository / f"{YOLO}_fp32"
-    (folder / "1").mkdir(parents=True)
-    onnx.save(variant, folder / "1" / "model.onnx")
-    text = (repository / YOLO / "configs" / f"{CONFIG_NAME}.pbtxt").read_text(encoding="utf-8")
-    text = text.replace(f'name: "{YOLO}"', f'name: "{folder.name}"').replace("TYPE_UINT8", "TYPE_FP32")
-    text = text.replace('name: "image"', 'name: "images"').replace('key: "image"', 'key: "images"')
-    text = text.replace("[ 640, 640, 3 ]", "[ 3, 640, 640 ]")
-    (folder / "config.pbtxt").write_text(text, encoding="utf-8")

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from math import comb
-from statistics import median
 
-from bench.report.contest_text import spread
 from bench.report.measurements import Run
 from bench.report.records import Record
-from bench.report.text import number, table
+from bench.report.text import number, spread, table
 
 MORE_IS_BETTER = {"requests/s", "mean batch", "goodput", "peak/s"}
 MAX_CHANCE = 0.01
@@ -16,8 +14,8 @@ MAX_CHANCE = 0.01
 
 def compare(before: Record, after: Record) -> str:
     """Compare the runs of the same contestant, experiment, model and load, figure by figure: medians, and ratios of all rounds."""
-    earlier = {run.key: run for run in before.all_runs}
-    later = {run.key: run for run in after.all_runs}
+    earlier = {run.key: run for run in before.runs}
+    later = {run.key: run for run in after.runs}
     parts = _differences(before, after)
     parts += [f"\n{_title(run)}{_figures(earlier[key], run)}" for key, run in later.items() if key in earlier]
     parts += [f"\nonly in the first: {_title(run)}" for key, run in earlier.items() if key not in later]
@@ -49,8 +47,7 @@ def _figures(before: Run, after: Run) -> str:
     for name in dict.fromkeys([*before.figures, *after.figures]):
         old, new = before.values(name), after.values(name)
         ratios = [two / one for one in old for two in new if one]
-        medians = (number(median(values) if values else None) for values in (old, new))
-        rows.append([name, *medians, spread(ratios), _judge(name, old, new)])
+        rows.append([name, number(before.median(name)), number(after.median(name)), spread(ratios), _judge(name, old, new)])
     return f"{note}\n{table(rows)}"
 
 

@@ -1,12 +1,14 @@
 """Measurements of a server under load."""
 
+from collections.abc import Sequence
+from statistics import median
+from typing import Self
+
 import msgspec
 
 from bench.load.outcome import Outcome
 
 PERCENTILES = (50, 90, 95, 99)
-KINDS = ("gateway", "triton", "stubs", "client")
-"""Kinds of processes whose CPU time is measured: the server, Triton, the processes of Triton's models, the load driver."""
 UNKNOWN_MODEL = "-"
 """Placeholder if neither the responses nor the command line name the model."""
 
@@ -34,7 +36,8 @@ class Measurement(msgspec.Struct, kw_only=True):
 
     outcome: Outcome
     cpu_ms: dict[str, float] = {}
-    """CPU time per request by kind of process, for processes on this machine."""
+    """CPU time per request by kind of process, for processes on this machine: `gateway`, which is the server, `triton`, `stubs`,
+    which run Triton's models, and `client`, which is the load driver."""
     triton: TritonUse | None = None
     triton_note: str = ""
     """The reason if `triton` is None."""
@@ -42,7 +45,7 @@ class Measurement(msgspec.Struct, kw_only=True):
     """The main figures by name, for programs that cannot read HDR histograms."""
 
     def __post_init__(self) -> None:
-        self.figures = self.figures or self._figures()
+        self.figures = self.figures or {name: round(value, 4) for name, value in self._figures().items()}
 
     def _figures(self) -> dict[str, float]:
         """Return the figures by name; in milliseconds unless the name has another unit."""
@@ -54,10 +57,12 @@ class Measurement(msgspec.Struct, kw_only=True):
         if outcome.rejections:
             numbers |= {f"rejected p{percent}": outcome.rejection_percentile(percent) for percent in (50, 99)}
         numbers |= {f"cpu {kind}": value for kind, value in self.cpu_ms.items()}
+        if servers := sum(value for kind, value in self.cpu_ms.items() if kind != "client") * ("stubs" in self.cpu_ms):
+            numbers["model's CPU %"] = 100 - 100 * self.cpu_ms["gateway"] / servers
         if self.triton:
             numbers |= {"mean batch": self.triton.mean_batch, "queue": self.triton.queue_ms}
         numbers |= {f"stage {name}": value for name, value in outcome.stages.items()}
-        return {name: round(value, 4) for name, value in numbers.items()}
+        return numbers | ({"outside": outcome.overhead_p50} if outcome.stages else {})
 
 
 class WorkerMemory(msgspec.Struct, frozen=True):
@@ -67,8 +72,6 @@ class WorkerMemory(msgspec.Struct, frozen=True):
     """Times of the samples since the start of the load."""
     resident_mib: list[float]
     """Memory including shared memory."""
-    proportional_mib: list[float]
-    """Memory including its proportional part of shared memory."""
 
 
 class Overload(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,23 +95,18 @@ class Overload(msgspec.Struct, frozen=True, kw_only=True):
         numbers = {"offered/s": self.offered, "peak/s": self.peak}
         if self.before_ms and self.after_ms:
             numbers["recovery"] = self.after_ms / self.before_ms
-        for name, series in (
-            ("resident", [worker.resident_mib for worker in self.memory]),
-            ("proportional", [worker.proportional_mib for worker in self.memory]),
-        ):
-            read = [values for values in series if values]
-            if read:
-                numbers[f"{name} MiB before"] = max(values[0] for values in read)
-                numbers[f"{name} MiB peak"] = max(max(values) for values in read)
-                numbers[f"{name} MiB after"] = max(values[-1] for values in read)
+        if series := [worker.resident_mib for worker in self.memory if worker.seconds]:
+            for name, place in (("before", 0), ("after", -1)):
+                numbers[f"resident MiB {name}"] = max(values[place] for values in series)
+            numbers["resident MiB peak"] = max(map(max, series))
         return numbers
 
 
 class Run(Measurement, kw_only=True):
-    """A single measurement."""
+    """One server under one load, measured once or in several rounds."""
 
     contestant: str
-    """Name of the server."""
+    """Name of the server, or of what is asked of it."""
     mode: str
     """Name of the experiment."""
     model: str
@@ -118,12 +116,33 @@ class Run(Measurement, kw_only=True):
     """Requests per second, if the load had a constant rate."""
     overload: Overload | None = None
     rounds: list[Measurement] = []
-    """The rounds that this one stands for; empty if it was measured once."""
+    """The rounds, of which this has the one with the median throughput; empty if it was measured once."""
+    bases: list[str] = []
+    """Contestants of the same experiment and rounds that this one is compared with."""
+
+    @classmethod
+    def of_rounds(cls, rounds: Sequence[Measurement], more: dict[str, float], **about: object) -> Self:
+        """Make a run of its rounds, at least one; `more` are figures beside those of the rounds."""
+        middle = sorted(rounds, key=lambda one: one.outcome.rate)[len(rounds) // 2]
+        values = {name: getattr(middle, name) for name in Measurement.__struct_fields__}
+        return msgspec.structs.replace(
+            cls(**values, rounds=list(rounds), **about),  # type: ignore[arg-type]
+            figures=middle.figures | more,
+        )
 
     def values(self, figure: str) -> list[float]:
         """Return a figure of each round, or the only one if it is not measured in rounds; empty if there is none."""
         found = [one.figures[figure] for one in self.rounds if figure in one.figures]
         return found or [value for name, value in self.figures.items() if name == figure]
+
+    def median(self, figure: str) -> float | None:
+        """Return the median of a figure over the rounds; None if there is none."""
+        values = self.values(figure)
+        return median(values) if values else None
+
+    def ratios(self, base: "Run", figure: str) -> list[float]:
+        """Divide a figure by that of another run, round by round, so that noise in a whole round cancels out."""
+        return [one / other for one, other in zip(self.values(figure), base.values(figure), strict=False) if other]
 
     @property
     def load(self) -> str:
@@ -134,16 +153,15 @@ class Run(Measurement, kw_only=True):
             return f"{self.rate:g}/s"
         return f"{self.clients} client{'' if self.clients == 1 else 's'}"
 
-    def _figures(self) -> dict[str, float]:
-        numbers = super()._figures()
-        if self.rate is not None:
-            numbers["sent late p99"] = round(self.outcome.delay_p99, 4)
-        if self.overload:
-            more = {"goodput": self.outcome.goodput} | self.overload.figures()
-            numbers |= {name: round(value, 4) for name, value in more.items()}
-        return numbers
-
     @property
     def key(self) -> tuple[str, str, str, str]:
         """Key of comparable runs."""
         return self.contestant, self.mode, self.model, self.load
+
+    def _figures(self) -> dict[str, float]:
+        numbers = super()._figures()
+        if self.rate is not None:
+            numbers["sent late p99"] = self.outcome.delay_p99
+        if self.overload:
+            numbers |= {"goodput": self.outcome.goodput} | self.overload.figures()
+        return numbers

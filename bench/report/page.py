@@ -1,26 +1,28 @@
-"""One HTML page of one or more records, without scripts or downloads: their text, and charts."""
+"""One HTML page of one or more records, without scripts or downloads: their text, and charts in the colours of `page.css`."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 
-from bench.report.charts import draw_bars, draw_curves
-from bench.report.contest_text import contest_text
 from bench.report.measurements import Run
-from bench.report.overload_text import overload_text
 from bench.report.records import Record
-from bench.report.text import overview
+from bench.report.text import number, overview
 
 _STYLE = Path(__file__).with_name("page.css")
-_PERCENTILES = {"0": 0.0, "50": 50.0, "90": 90.0, "99": 99.0, "99.9": 99.9, "99.99": 99.99}
+_COLOURS = 8
+"""Number of colours in the style sheet."""
+_WIDTH, _HEIGHT = 900, 300
+
+Curves = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def page(records: Sequence[tuple[str, Record]]) -> str:
     """Draw the page of several records, given with file names: what each says, and the runs of all by experiment."""
-    sections = [_section(name, _about(record), *map(_preformatted, _texts(record))) for name, record in records]
-    runs = sorted(((file, run) for file, record in records for run in record.all_runs), key=lambda pair: pair[1].mode)
+    sections = [_section(name, _about(record), *_texts(record)) for name, record in records]
+    runs = sorted(((file, run) for file, record in records for run in record.runs), key=lambda pair: pair[1].mode)
     sections += [_section(mode, *_charts(_name(list(group)))) for mode, group in groupby(runs, key=lambda pair: pair[1].mode)]
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Nereid: bench</title>'
     style = f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>"
@@ -30,10 +32,6 @@ def page(records: Sequence[tuple[str, Record]]) -> str:
 
 def _section(title: str, *parts: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>\n"
-
-
-def _preformatted(text: str) -> str:
-    return f"<pre>{escape(text)}</pre>"
 
 
 def _about(record: Record) -> str:
@@ -46,69 +44,69 @@ def _about(record: Record) -> str:
 
 def _texts(record: Record) -> Iterator[str]:
     """Describe a record as on the terminal."""
-    if runs := [run for run in record.runs if not run.overload]:
-        yield overview(runs)
-    overloads = sorted((run for run in record.runs if run.overload), key=lambda run: run.model)
-    for model, group in groupby(overloads, key=lambda run: run.model):
-        yield f"{model}\n{overload_text(list(group))}"
-    yield from map(contest_text, record.contests)
+    for mode, group in groupby(record.runs, key=lambda run: run.mode):
+        yield f"<h3>{escape(mode)}</h3><pre>{escape(overview(list(group)))}</pre>"
 
 
-def _name(runs: Sequence[tuple[str, Run]]) -> dict[str, tuple[str, Run]]:
-    """Name runs, given with their files, by what distinguishes them; the name of a curve leaves out the load."""
+def _name(runs: Sequence[tuple[str, Run]]) -> dict[str, Run]:
+    """Name runs, given with their files, by what distinguishes them."""
     described = [((run.contestant, file, run.model, run.load), run) for file, run in runs]
     telling = [place for place in range(4) if len({parts[place] for parts, _ in described}) > 1] or [0]
-    named: dict[str, tuple[str, Run]] = {}
+    named: dict[str, Run] = {}
     for parts, run in described:
         name = ", ".join(parts[place] for place in telling)
-        curve = ", ".join(parts[place] for place in telling if place < len(parts) - 1) or parts[0]
-        named[name if name not in named else f"{name} ({len(named)})"] = curve, run
+        named[name if name not in named else f"{name} ({len(named)})"] = run
     return named
 
 
-def _charts(named: Mapping[str, tuple[str, Run]]) -> Iterator[str]:
-    """Draw the runs of an experiment, by their names and the names of their curves."""
-    runs = {name: run for name, (_, run) in named.items()}
-    yield from _over_load(list(named.values()))
-    yield draw_bars("Requests per second", {name: {"requests/s": run.outcome.rate} for name, run in runs.items()})
-    if answered := {name: _latencies(run) for name, run in runs.items() if run.outcome.correct}:
-        ticks = {label: 100 / (100 - percent) for label, percent in _PERCENTILES.items()}
-        yield draw_curves("Latency, ms", answered, "percentile of the answers", ticks=ticks)
-    yield draw_bars("CPU per request by process, ms", {name: run.cpu_ms for name, run in runs.items()})
-    if staged := {name: _stages(run) for name, run in runs.items() if run.outcome.stages}:
-        yield draw_bars("Mean time of each stage, ms", staged)
+def _charts(runs: Mapping[str, Run]) -> Iterator[str]:
+    """Draw the runs of an experiment, by their names."""
+    for figure in ("requests/s", "p50", "p99", "cpu gateway"):
+        yield _draw_bars(figure, {name: value for name, run in runs.items() if (value := run.median(figure)) is not None})
+    if answered := {name: _latencies(run) for name, run in runs.items() if run.outcome.histogram.total_count}:
+        marks = {float(nines): f"{100 - 100 / 10**nines:g} %" for nines in range(1, 6)}
+        yield _draw_curves("latency, ms, over the share of answers", answered, marks, lambda power: number(10**power))
     for name, run in runs.items():
         if run.overload and run.overload.memory:
             workers = enumerate(run.overload.memory, 1)
-            curves = {f"worker {number}": list(zip(one.seconds, one.resident_mib, strict=True)) for number, one in workers}
-            yield draw_curves(f"Resident memory, MiB: {name}", curves, "seconds since the load began")
-
-
-def _over_load(runs: Sequence[tuple[str, Run]]) -> Iterator[str]:
-    """Draw throughput and p99 over the load that was offered, or over the clients, where there is more than one."""
-    if any(run.overload for _, run in runs):
-        across, figure = "requests/s offered", "goodput"
-        # Where clients wait for responses, only the peak has an offered load.
-        points = [(name, one.overload.offered, one) for name, one in runs if one.overload and (one.rate or not one.overload.memory)]
-    else:
-        across, figure = "clients", "requests/s"
-        points = [(name, float(run.clients or 0), run) for name, run in runs]
-    if len({load for _, load, _ in points}) > 1:
-        for figure_, unit in ((figure, "/s"), ("p99", ", ms")):
-            curves: dict[str, list[tuple[float, float]]] = {}
-            for name, load, run in sorted(points, key=lambda point: point[1]):
-                curves.setdefault(name, []).append((load, run.figures[figure_]))
-            yield draw_curves(f"{figure_.removesuffix('/s')}{unit}", curves, across)
+            curves = {f"worker {place}": list(zip(one.seconds, one.resident_mib, strict=True)) for place, one in workers}
+            yield _draw_curves(f"resident memory, MiB, over seconds: {name}", curves)
 
 
 def _latencies(run: Run) -> list[tuple[float, float]]:
-    """Return points of (1 / share of slower responses, milliseconds), as far as there are enough responses."""
+    """Return points of logarithms (1 / share of slower responses, milliseconds), as far as there are enough responses."""
     decades = math.log10(max(run.outcome.histogram.total_count, 10))
-    steps = [10 ** (decades * step / 80) for step in range(81)]
-    return [(step, max(run.outcome.percentile(100 - 100 / step), 1e-3)) for step in steps]
+    steps = [decades * step / 80 for step in range(81)]
+    return [(step, math.log10(max(run.outcome.percentile(100 - 100 / 10**step), 1e-3))) for step in steps]
 
 
-def _stages(run: Run) -> dict[str, float]:
-    """Return the stages in the order of the server, and the rest of the total."""
-    stages = {name: value for name, value in run.outcome.stages.items() if name != "total"}
-    return stages | {"rest": max(0.0, run.outcome.stages.get("total", 0.0) - sum(stages.values()))}
+def _draw_bars(title: str, bars: Mapping[str, float]) -> str:
+    """Draw bars below each other, in the order of their names."""
+    most = max(bars.values(), default=0) or 1
+    rows = "".join(
+        f'<tr><td>{escape(name)}<td>{number(value)}<td class="bar"><div style="width:{100 * value / most:.1f}%"></div>'
+        for name, value in bars.items()
+    )
+    return f"<table><caption>{escape(title)}</caption>{rows}</table>"
+
+
+def _draw_curves(
+    title: str, curves: Curves, marks: Mapping[float, str] = MappingProxyType({}), show: Callable[[float], str] = number
+) -> str:
+    """Draw curves in one frame, with lines at the marks; the caption shows the smallest and the largest value."""
+    points = [point for curve in curves.values() for point in curve]
+    (left, right), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
+    across, up = _WIDTH / ((right - left) or 1), _HEIGHT / ((high - low) or 1)
+    lines = "".join(
+        f'<polyline stroke="var(--c{place % _COLOURS})" points="'
+        f'{" ".join(f"{(x - left) * across:.1f},{_HEIGHT - (y - low) * up:.1f}" for x, y in curve)}"/>'
+        for place, curve in enumerate(curves.values())
+    )
+    lines += "".join(
+        f'<path d="M{(at - left) * across:.1f},0 v{_HEIGHT}"/><text x="{(at - left) * across + 4:.1f}" y="12">{escape(text)}</text>'
+        for at, text in marks.items()
+        if left <= at <= right
+    )
+    names = ", ".join(f'<b style="color:var(--c{place % _COLOURS})">{escape(name)}</b>' for place, name in enumerate(curves))
+    svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}">{lines}</svg>'
+    return f"<figure>{svg}<figcaption>{escape(title)}: {show(low)} to {show(high)}; {names}</figcaption></figure>"

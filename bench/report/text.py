@@ -1,26 +1,33 @@
-"""Runs as text for a terminal."""
+"""Runs as text for a terminal: one in detail, or several in a table with their ratios."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
+from bench.load.driver import BUSY_SHARE
 from bench.load.outcome import Outcome
-from bench.report.machine import Machine, Server
 from bench.report.measurements import PERCENTILES, Run
+from bench.report.records import Machine, Server
+
+COMPARED = {"throughput": "requests/s", "gateway's CPU": "cpu gateway", "p50": "p50"}
+"""Titles of the ratios between runs, and their figures."""
 
 _BATCHES_SHOWN = 6
-
-_OVERVIEW = {
-    "requests/s": "requests/s",
-    "mean": "mean",
-    **{f"p{percent}": f"p{percent}" for percent in PERCENTILES},
-    "max": "max",
-    "errors %": "errors %",
-    "batch": "mean batch",
-    "queue": "queue",
-    "gateway": "cpu gateway",
-    "Triton": "cpu triton",
-    "stubs": "cpu stubs",
+_COLUMNS = (
+    *("offered/s", "goodput", "requests/s", "mean", *(f"p{percent}" for percent in PERCENTILES), "max", "outside", "errors %"),
+    *("mean batch", "queue", "sent late p99", "rejected p50", "rejected p99"),
+    *("cpu gateway", "cpu triton", "cpu stubs", "cpu client", "model's CPU %", "worker MiB", "unshared MiB"),
+    *("resident MiB before", "resident MiB peak", "resident MiB after", "recovery"),
+)
+"""Figures in the columns of a table, which has those that one of its runs has."""
+_NOTES = {
+    "": "times in ms; cpu: per request, of the gateway, of Triton, of the processes of its models and of the client",
+    "outside": "outside: median of what is neither decoding nor Triton, as the client sees it",
+    "goodput": "p50 to max: of correct answers, from when a request was due; rejected: of 429 and 503",
+    "sent late p99": "sent late p99: 99 of 100 requests were sent or dropped within this time",
+    "worker MiB": "MiB: memory of the largest worker; unshared: the part that no other process uses",
+    "recovery": "recovery: median latency of a single client after the load, divided by that before it; a dash: no correct answer",
 }
-"""Columns of an overview and the figures in them."""
+"""What a figure in the table means."""
 
 
 def sheet(run: Run) -> str:
@@ -48,16 +55,18 @@ def places(machine: Machine, server: Server) -> str:
     return f"{'client':<16} {machine}\n{'server':<16} {server}"
 
 
-def overview(runs: Iterable[Run]) -> str:
-    """Format a table of several runs."""
-    runs = list(runs)
-    rows = [["load", *_OVERVIEW]]
-    rows += [[run.load, *(number(run.figures.get(figure)) for figure in _OVERVIEW.values())] for run in runs]
-    models = ", ".join(dict.fromkeys(run.model for run in runs))
-    notes = [f"{run.load}: {responses(run.outcome)}" for run in runs if run.outcome.failed]
-    notes += [f"{run.load}: Server-Timing {_milliseconds(run.outcome.stages)}" for run in runs if run.outcome.stages]
-    notes += sorted({run.triton_note for run in runs if run.triton_note})
-    return "\n".join([table(rows), f"{models}; times in ms; gateway, Triton, stubs: CPU per request", *notes])
+def overview(runs: Sequence[Run]) -> str:
+    """Format a table of runs, which have their medians in it, the ratios to their bases, and remarks."""
+    figures = [figure for figure in _COLUMNS if any(run.values(figure) for run in runs)]
+    if "outside" in figures and any(run.clients != 1 for run in runs):  # who wait for each other
+        figures.remove("outside")
+    about = {"server": [run.contestant for run in runs], "load": [run.load for run in runs], "model": [run.model for run in runs]}
+    about = {name: cells for name, cells in about.items() if len({*cells}) > 1 or name == "server"}
+    rows = [[*about, *figures]]
+    for place, run in enumerate(runs):
+        rows.append([*(cells[place] for cells in about.values()), *(number(run.median(figure)) for figure in figures)])
+    notes = [note for figure, note in _NOTES.items() if not figure or figure in figures]
+    return "\n".join([table(rows), *notes, *_ratios(runs), *_remarks(runs)])
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -72,6 +81,11 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
+def spread(values: Sequence[float]) -> str:
+    """Describe ratios by their median, the smallest and the largest."""
+    return f"{median(values):.2f} x ({min(values):.2f}..{max(values):.2f})" if values else "-"
+
+
 def responses(outcome: Outcome) -> str:
     """List the number of responses by status, with the codes of errors."""
     codes = {status: f" ({', '.join(found)})" for status, found in outcome.codes.items()}
@@ -83,6 +97,33 @@ def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"  # noqa: PLR2004
+
+
+def _ratios(runs: Sequence[Run]) -> Iterator[str]:
+    if any(run.bases for run in runs):
+        yield "median of the rounds' ratios (min..max):"
+    for run in runs:
+        for base in (other for other in runs if other.contestant in run.bases and other.load == run.load):
+            parts = [f"{what} {spread(run.ratios(base, figure))}" for what, figure in COMPARED.items() if run.values(figure)]
+            yield f"  {run.contestant} / {base.contestant}{_load(run, runs)}: {', '.join(parts)}"
+
+
+def _remarks(runs: Sequence[Run]) -> Iterator[str]:
+    """Return remarks on the table."""
+    for run in runs:
+        outcomes = [one.outcome for one in run.rounds or [run]]
+        name = f"{run.contestant}{_load(run, runs)}"
+        if outcomes[0].stages and not run.rounds:
+            yield f"{name}: Server-Timing {_milliseconds(outcomes[0].stages)}"
+        if failed := next((outcome for outcome in outcomes if outcome.failed), None):
+            yield f"{name}: {responses(failed)}"
+        if any(outcome.driver_cpu > BUSY_SHARE for outcome in outcomes):
+            yield f"{name}: the client used more than {BUSY_SHARE:.0%} of a core; the server may be faster than shown"
+    yield from sorted({one.triton_note for run in runs for one in run.rounds or [run] if one.triton_note})
+
+
+def _load(run: Run, runs: Sequence[Run]) -> str:
+    return f", {run.load}" if len({one.load for one in runs}) > 1 else ""
 
 
 def _milliseconds(values: Mapping[str, float]) -> str:

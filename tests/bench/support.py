@@ -1,34 +1,20 @@
 """What tests of the bench need: a server on a real socket that answers as told, and made-up measurements."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from app.triton.shared_memory import SHM
-from bench.harness.environments import REFERENCE
 from bench.load.images import Sample
 from bench.load.outcome import Outcome, encode_latencies
-from bench.report.contests import Contest, ContestantResult
-from bench.report.measurements import Measurement, Overload, Run, TritonUse, WorkerMemory
-from bench.report.records import Record, make_record
+from bench.report.measurements import Measurement, Run, TritonUse
 
 CAT = b'{"detections":[{"class_name":"cat"},{"class_name":"person"}],"model":{"name":"yolo11n"}}'
 DOG = b'{"detections":[{"class_name":"dog"}]}'
 SAMPLE = Sample("chelsea", b"\xff\xd8image", frozenset({"cat"}))
-
-needs_reference = pytest.mark.skipif(not REFERENCE.is_installed(), reason=REFERENCE.missing)
-
-_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-needs_ptrace = pytest.mark.skipif(
-    os.geteuid() != 0 and _YAMA.exists() and _YAMA.read_text(encoding="ascii") != "0\n",
-    reason="py-spy needs root, or kernel.yama.ptrace_scope = 0",
-)
 
 Reply = Callable[[int, bytes], Awaitable[bytes | None]]
 """Called with the number of a request and its head and body; None closes the connection without an answer."""
@@ -103,79 +89,24 @@ def arenas_of(pids: Iterable[int]) -> list[Path]:
     return [path for pid in pids for path in SHM.glob(f"nereid-{pid}-*")]
 
 
-@cache
-def _encode(milliseconds: Sequence[float]) -> tuple[str, float]:
-    """Encode latencies; return their mean, too, which takes long to compute from what is encoded."""
-    made = Outcome(0.0, 0, {}, encode_latencies(value / 1e3 for value in milliseconds), {}, 0.0)
-    return made.latency, made.mean
-
-
-def make_outcome(milliseconds: Sequence[float], model: str = "", **statuses: int) -> Outcome:
+def make_outcome(milliseconds: Sequence[float], **statuses: int) -> Outcome:
     """Make up an outcome of two seconds with these latencies; statuses are given as s200=1, error=2."""
     counted = {name.removeprefix("s"): count for name, count in statuses.items()} or {"200": len(milliseconds)}
-    latency, mean = _encode(tuple(milliseconds))
-    made = Outcome(
+    return Outcome(
         seconds=2.0,
         requests=sum(counted.values()),
         statuses=counted,
-        latency=latency,
+        latency=encode_latencies(value / 1e3 for value in milliseconds),
         stages={"decode": 2.0, "infer": 5.0, "total": 9.0},
         driver_cpu=0.25,
-        model=model,
     )
-    vars(made)["mean"] = mean
-    return made
 
 
-USE = TritonUse(inferences=100, executions=40, queue_ms=1.5, compute_ms=30.0, batches={"1": 10, "3": 30})
-CPU = {"gateway": 3.0, "triton": 0.5, "stubs": 40.0, "client": 0.25}
-
-
-def make_run(scale: float = 1.0, **changes: object) -> Run:
-    """Make up a run with latencies of `scale` times 10 to 109 ms."""
-    made = Run(
-        contestant="nereid",
-        mode="full",
-        model="yolo11n",
-        clients=4,
-        outcome=make_outcome([scale * value for value in range(10, 110)]),
-        triton=USE,
-        cpu_ms=CPU,
-    )
-    return msgspec.structs.replace(made, figures={}, **changes)
-
-
-def make_measurement(rate: float, cpu: float = 3.0) -> Measurement:
-    """Make up a measurement with this throughput and CPU time of the gateway."""
-    outcome = make_outcome([5.0, 9.0], s200=round(2 * rate))
-    return Measurement(outcome=outcome, triton=USE, cpu_ms={**CPU, "gateway": cpu})
-
-
-def make_contest(**changes: object) -> Contest:
-    """Make up a contest of three rounds in which `nereid` does 3.5 times what `reference` does."""
-    entries = [
-        ContestantResult(name=name, model="null", rounds=[make_measurement(scale * rate) for rate in (90.0, 100.0, 130.0)])
-        for name, scale in (("reference", 1.0), ("nereid", 3.5))
-    ]
-    contest = Contest(title="null, 32 clients", clients=32, workers=2, seconds=2.0, entries=entries)
-    return msgspec.structs.replace(contest, **changes)
-
-
-def make_runs_record(*runs: Run) -> Record:
-    return make_record({"name": "full"}, runs)
-
-
-def make_overload_runs(*contestants: str) -> list[Run]:
-    """Make up, for each contestant, its peak and a burst of ten times as much, of which it rejects most."""
-    memory = [WorkerMemory(seconds=[0.0, 0.2], resident_mib=[100.0, 120.0], proportional_mib=[90.0, 80.0])] * 2
-    made = []
-    for name in contestants:
-        peak = Overload(phase="peak", offered=20, peak=20)
-        burst = Overload(phase="open_10", offered=200, peak=20, before_ms=50.0, after_ms=60.0, memory=memory)
-        full = make_outcome([300.0] * 40, s200=40, s429=350, error=2)
-        full.rejections, full.goodput = encode_latencies([0.002] * 350), 19.0
-        made.append(make_run(contestant=name, mode="overload", model="wait_20", overload=peak))
-        made.append(
-            make_run(contestant=name, mode="overload", model="wait_20", clients=None, rate=200.0, outcome=full, overload=burst)
-        )
-    return made
+def make_run(scale: float = 1.0, rounds: int = 0, **changes: object) -> Run:
+    """Make up a run with latencies of `scale` times 10 to 109 ms, and so many rounds like it."""
+    outcome = make_outcome([scale * value for value in range(10, 110)])
+    use = TritonUse(inferences=100, executions=40, queue_ms=1.5, compute_ms=30.0, batches={"1": 10, "3": 30})
+    cpu = {"gateway": 3.0, "triton": 0.5, "stubs": 40.0, "client": 0.25}
+    made = Run(contestant="nereid", mode="full", model="yolo11n", clients=4, outcome=outcome, triton=use, cpu_ms=cpu)
+    held = [Measurement(outcome=outcome, triton=use, cpu_ms=cpu)] * rounds
+    return msgspec.structs.replace(made, figures={}, rounds=held, **changes)

@@ -22,9 +22,7 @@ _NUMBER = r"\s*:\s*(\d+)"
 _COUNT = re.compile(r"\binstance_group\b[^}]*?\bcount" + _NUMBER)
 _GROUP = re.compile(r"\binstance_group\s*:?\s*\[?\s*\{()")
 _THREADS = re.compile(rf'"{THREADS}"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*"(\d+)"')
-_MAX_BATCH = re.compile(r"\bmax_batch_size" + _NUMBER)
-_WARM_UP = re.compile(r"\bbatch_size" + _NUMBER)
-_PREFERRED = re.compile(r"\bpreferred_batch_size\s*:\s*\[?\s*(\d+)")
+_BATCHES = re.compile(rf"\b(?:max_batch_size|batch_size){_NUMBER}|\bpreferred_batch_size\s*:\s*\[?\s*(\d+)")
 _DELAY = re.compile(r"\bmax_queue_delay_microseconds" + _NUMBER)
 _BATCHING = re.compile(r"\bdynamic_batching\s*:?\s*\{()")
 
@@ -37,18 +35,14 @@ def edit(path: Path, variant: Variant) -> str:
         ContestantError: Its layout is not supported.
     """
     before = read_config_file(path)
-    old = read_variant(before, has_threads=True, calls=None)
-    edited = _replace(path.read_text(encoding="utf-8"), old, variant.config)
+    edited = _replace(path.read_text(encoding="utf-8"), read_variant(before, has_threads=True, calls=None), variant.config)
     with TemporaryDirectory(prefix="nereid-bench-") as folder:
         written = Path(folder, path.name)
         written.write_text(edited, encoding="utf-8")
-        try:
-            is_right = read_config_file(written) == write_variant(before, variant)
-        except ConfigFileError:
-            is_right = False
-    if not is_right:
-        raise ContestantError(f"{path} is written in a way that is not understood; edit it yourself: {variant.config}")
-    return edited
+        with suppress(ConfigFileError):
+            if read_config_file(written) == write_variant(before, variant):
+                return edited
+    raise ContestantError(f"{path} is written in a way that is not understood; edit it yourself: {variant.config}")
 
 
 def difference(path: Path, text: str) -> list[str]:
@@ -93,8 +87,7 @@ def _replace(text: str, old: Variant, new: Variant) -> str:
         added = f'{text.rstrip()}\nparameters {{ key: "{THREADS}" value {{ string_value: "{threads}" }} }}\n'
         text = _set(text, _THREADS, threads) or added
     if max_batch := wanted.get("max_batch"):
-        for pattern in (_MAX_BATCH, _WARM_UP, _PREFERRED):
-            text = _set(text, pattern, max_batch, instead_of=str(old.max_batch)) or text
+        text = _set(text, _BATCHES, max_batch, instead_of=str(old.max_batch)) or text
     if (delay := wanted.get("delay_us")) is not None:
         text = _set(text, _DELAY, delay) or _set(text, _BATCHING, f" max_queue_delay_microseconds: {delay}") or text
     return text
@@ -103,7 +96,8 @@ def _replace(text: str, old: Variant, new: Variant) -> str:
 def _set(text: str, pattern: re.Pattern[str], value: object, *, instead_of: str = "") -> str | None:
     """Set the value in the group of a pattern, outside of comments; return None if the pattern does not match."""
     without_comments = _COMMENT.sub(lambda found: found[1] or " " * len(found[0]), text)
-    found = [match for match in pattern.finditer(without_comments) if not instead_of or match[1] == instead_of]
-    for match in reversed(found):
-        text = f"{text[: match.start(1)]}{value}{text[match.end(1) :]}"
-    return text if found else None
+    spans = [match.span(match.lastindex or 1) for match in pattern.finditer(without_comments)]
+    spans = [(start, end) for start, end in spans if not instead_of or text[start:end] == instead_of]
+    for start, end in reversed(spans):
+        text = f"{text[:start]}{value}{text[end:]}"
+    return text if spans else None

@@ -53,12 +53,9 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_variant(config: Mapping[str, Any], *, has_threads: bool, calls: int | None) -> Variant:
-    """Return the variant of a config.
+    """Return the variant of a config in Triton's JSON; `has_threads` and `calls` tell whether these are varied.
 
-    Args:
-        config: The model's config as Triton's JSON. Several instance groups are not varied, nor batches of a model without them.
-        has_threads: Whether the backend takes the number of threads from the config, with a default of one.
-        calls: The setting of the gateway; None to not vary it.
+    Several instance groups are not varied, nor batches of a model without them. The default number of threads is one.
     """
     groups = config.get("instance_group", [{}])
     max_batch = int(config.get("max_batch_size", 0)) or None
@@ -111,14 +108,9 @@ def count_devices(config: Mapping[str, Any]) -> int:
 
 
 def neighbour(variant: Variant, dimension: Dimension, direction: Direction, *, cores: int, devices: int) -> Variant | None:
-    """Return the neighbour of a variant; None if there is none.
+    """Return the neighbour of a variant with at most `cores` threads per instance, on so many devices; None if there is none.
 
-    Args:
-        variant: The variant.
-        dimension: The dimension to vary. More threads mean fewer instances, so that the total number of threads stays the same.
-        direction: Upwards or downwards.
-        cores: Maximum number of threads per instance.
-        devices: Number of devices, each with the same number of instances.
+    More threads mean fewer instances, so that the total number of threads stays the same.
     """
     value = getattr(variant, dimension)
     usual_calls = None if variant.instances is None else variant.instances * devices + 1
