@@ -1,6 +1,6 @@
 """Composed models are valid, and find what the published network finds with a textbook post-processing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +19,11 @@ from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE
 from app.zoo import registry
 from app.zoo.compose import compose_model
 from app.zoo.graph import IR_VERSION, OPSET
-from app.zoo.recipe import RAW_HEADS, DetectionHeadName, DetectionRecipe
+from app.zoo.recipe import DetectionHeadName, DetectionRecipe
 from tests.fakes import models
 from tests.support import IMAGES, SHARED
 from tests.zoo.exported import WIDE, exported, head_tensors
+from tests.zoo.textbook import MAX_PAIRS, Detections, Floats, assert_same, objects_of, textbook
 
 PHOTOS = sorted(IMAGES.glob("*.jpg"))
 MORE_PHOTOS = [pytest.param(path, marks=pytest.mark.system) for path in sorted((SHARED / "images").glob("*.jpg"))]
@@ -33,16 +34,6 @@ YOLO = DetectionRecipe(size=(SQUARE, SQUARE), channels="RGB", scale=255.0, head=
 YOLOX = DetectionRecipe(size=(SQUARE, SQUARE), channels="BGR", scale=1.0, head="yolox", iou=0.5)
 
 AP = {"floor": 0.001, "multi_label": True}
-MAX_PAIRS = 30_000
-
-Floats = NDArray[np.float32]
-
-
-class Detections(NamedTuple):
-    boxes: Floats
-    """(n, 4) x1 y1 x2 y2 in pixels of the input."""
-    scores: Floats
-    classes: NDArray[np.int32]
 
 
 class Subject(NamedTuple):
@@ -79,57 +70,6 @@ def on_canvas(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
     return np.asarray(canvas)
 
 
-def overlap(one: Floats, others: Floats) -> Floats:
-    """Return the intersection over union of a box (4,) with boxes (n, 4)."""
-    sides = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
-    shared = np.clip(sides, 0, None).prod(axis=1)
-    union = (one[2:] - one[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(axis=1) - shared
-    result: Floats = shared / union
-    return result
-
-
-def textbook(head: Floats, recipe: DetectionRecipe) -> Detections:
-    """Decode the head of one image, then suppress class by class, as in every tutorial."""
-    if recipe.head == "yolo":
-        centres, sizes, scores = head[:2].T, head[2:4].T, head[4:].T
-    elif recipe.head == "yolov5":
-        centres, sizes, scores = head[:, :2], head[:, 2:4], head[:, 4:5] * head[:, 5:]
-    else:
-        width, height = recipe.size
-        cells = [(x, y, s) for s in (8, 16, 32) for y in range(height // s) for x in range(width // s)]
-        grid, stride = np.split(np.array(cells, np.float32), [2], axis=1)
-        centres, sizes = (head[:, :2] + grid) * stride, np.exp(head[:, 2:4]) * stride
-        scores = head[:, 4:5] * head[:, 5:]
-    corners = np.hstack([centres - sizes / 2, centres + sizes / 2]).astype(np.float32)
-    if recipe.box_units == "normalized":
-        corners *= np.array(recipe.size * 2, np.float32)
-    is_best = scores == scores.max(axis=1, keepdims=True)
-    anchors, label = np.nonzero((scores > recipe.floor) & (is_best | recipe.multi_label))
-    corners, best = corners[anchors], scores[anchors, label]
-    ranks, kept = np.argsort(-best)[:MAX_PAIRS], []
-    for class_id in np.unique(label):
-        remaining = [i for i in ranks if label[i] == class_id]
-        while remaining:
-            first = remaining.pop(0)
-            kept.append(first)
-            remaining = [
-                i for i, iou in zip(remaining, overlap(corners[first], corners[remaining]), strict=True) if iou <= recipe.iou
-            ]
-    kept = sorted(kept, key=lambda i: -best[i])[:MAX_DETECTIONS]
-    return Detections(corners[kept], best[kept], label[kept].astype(np.int32))
-
-
-def assert_same(found: Detections, expected: Detections) -> None:
-    """Compare detections, ignoring the order of equal scores."""
-    assert sorted(found.classes) == sorted(expected.classes)
-    for box, score, label in zip(*found, strict=True):
-        same_class = np.flatnonzero(expected.classes == label)
-        overlaps = overlap(box, expected.boxes[same_class])
-        nearest = same_class[overlaps.argmax()]
-        assert overlaps.max() >= 0.99
-        assert abs(score - expected.scores[nearest]) <= 0.01
-
-
 def network(
     head: Floats, takes: str = f"float[1, 3, {SQUARE}, {SQUARE}] images", gives: str = "", opset: int = 17
 ) -> onnx.ModelProto:
@@ -150,7 +90,7 @@ def network(
     return model
 
 
-def yolo_head(objects: Sequence[tuple[float, float, float, float, int, float]], classes: int = 3) -> Floats:
+def yolo_head(*objects: tuple[float, float, float, float, int, float], classes: int = 3) -> Floats:
     """Write (centre x, centre y, width, height, class, score) into the first anchors of an empty head."""
     head = np.zeros((1, 4 + classes, ANCHORS), np.float32)
     for anchor, (x, y, width, height, label, score) in enumerate(objects):
@@ -159,38 +99,10 @@ def yolo_head(objects: Sequence[tuple[float, float, float, float, int, float]], 
     return head
 
 
-def answer(head: Floats, recipe: DetectionRecipe = YOLO) -> Detections:
+def answer(head: Floats, recipe: DetectionRecipe = YOLO, **options: Any) -> Detections:  # noqa: ANN401
     """Compose a model from a network that returns this head, and run it."""
     blank = np.zeros((1, *recipe.size[::-1], 3), np.uint8)
-    return detect(session(compose_model(network(head), recipe)), blank)[0]
-
-
-def found_once(tensors: Mapping[str, Floats], recipe: DetectionRecipe) -> Detections:
-    """Decode the tensors of one image in which each object is found once."""
-    match recipe.head, list(tensors.values()):
-        case "end_to_end" | "rtdetr_topk", [head]:
-            boxes, scores, classes = head[:, :4], head[:, 4], head[:, 5]
-        case "rtdetr", [head]:
-            boxes, scores, classes = head[:, :4], head[:, 4:].max(axis=1), head[:, 4:].argmax(axis=1)
-        case "rfdetr", [boxes, logits]:
-            probabilities = (1 / (1 + np.exp(-logits[:, :-1]))).astype(np.float32)
-            query, classes = np.divmod(np.arange(probabilities.size), probabilities.shape[1])
-            boxes, scores = boxes[query], probabilities.ravel()
-        case _:
-            classes, boxes, scores = tensors.values()
-    if recipe.head in ("rtdetr", "rtdetr_topk", "rfdetr"):
-        boxes = np.hstack([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2])
-    if recipe.head != "end_to_end" or recipe.box_units == "normalized":
-        boxes = boxes * np.array(recipe.size * 2, np.float32)
-    kept = np.argsort(-scores, kind="stable")[:MAX_DETECTIONS]
-    kept = kept[scores[kept] > MIN_SCORE]
-    return Detections(boxes[kept].astype(np.float32), scores[kept], classes[kept].astype(np.int32))
-
-
-def objects_of(tensors: Mapping[str, NDArray[Any]], recipe: DetectionRecipe) -> Detections:
-    """Decode the tensors of one image."""
-    exact = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
-    return textbook(next(iter(exact.values())), recipe) if recipe.head in RAW_HEADS else found_once(exact, recipe)
+    return detect(session(compose_model(network(head), msgspec.structs.replace(recipe, **options))), blank)[0]
 
 
 @pytest.fixture(scope="module", params=["yolo11n", "yolox_nano", "yolo11n for AP", "yolox_nano for AP"])
@@ -211,13 +123,8 @@ def test_composed_model_has_the_documented_tensors(subject: Subject) -> None:
     assert [(opset.domain, opset.version) for opset in subject.model.opset_import] == [("", OPSET)]
     assert subject.model.ir_version == IR_VERSION
     width, height = subject.recipe.size
-    tensors = {
-        value.name: (
-            value.type.tensor_type.elem_type,
-            [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim],
-        )
-        for value in (*subject.model.graph.input, *subject.model.graph.output)
-    }
+    types = {value.name: value.type.tensor_type for value in (*subject.model.graph.input, *subject.model.graph.output)}
+    tensors = {name: (each.elem_type, [dim.dim_param or dim.dim_value for dim in each.shape.dim]) for name, each in types.items()}
 
     assert tensors == {
         "image": (TensorProto.UINT8, ["batch", height, width, 3]),
@@ -277,7 +184,7 @@ def engine_key(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def test_engine_cache_tells_all_composed_models_apart() -> None:
-    heads = [yolo_head([(50, 50, 20, 20, 0, score)]) for score in (0.4, 0.5)]
+    heads = [yolo_head((50, 50, 20, 20, 0, score)) for score in (0.4, 0.5)]
     recipes = [YOLO, *(msgspec.structs.replace(YOLO, **option) for option in ({"iou": 0.6}, {"scale": 1.0}, {"channels": "BGR"}))]
     models = [compose_model(network(head), recipe) for head in heads for recipe in recipes]
     models.append(compose_model(network(heads[0]), YOLO, batch=1))
@@ -289,24 +196,19 @@ def test_engine_cache_tells_all_composed_models_apart() -> None:
     assert engine_key(compose_model(network(heads[0]), YOLO)) == keys[0]
 
 
-def test_image_without_objects_has_a_count_of_zero() -> None:
-    model = session(compose_model(network(yolo_head([])), YOLO))
-    tensors = outputs(model, np.zeros((2, SQUARE, SQUARE, 3), np.uint8))
-
-    assert [tensor.shape for tensor in tensors] == [(2, 1), (2, 300, 4), (2, 300), (2, 300)]
-    assert not any(tensor.any() for tensor in tensors)
-
-
 def test_rows_are_sorted_by_score_and_the_rest_is_zero() -> None:
-    head = yolo_head([(50, 50, 20, 20, 0, 0.4), (150, 50, 20, 20, 1, 0.9), (50, 150, 20, 20, 2, 0.6)])
-    model = session(compose_model(network(head), YOLO))
-    count, boxes, scores, classes = (tensor[0] for tensor in outputs(model, np.zeros((1, SQUARE, SQUARE, 3), np.uint8)))
+    head = yolo_head((50, 50, 20, 20, 0, 0.4), (150, 50, 20, 20, 1, 0.9), (50, 150, 20, 20, 2, 0.6))
+    blank = np.zeros((2, SQUARE, SQUARE, 3), np.uint8)
+    count, boxes, scores, classes = (tensor[0] for tensor in outputs(session(compose_model(network(head), YOLO)), blank))
 
     assert count == 3
     assert classes[:3].tolist() == [1, 2, 0]
     assert scores[:3] == pytest.approx(np.array([0.9, 0.6, 0.4]))
     assert boxes[:3].tolist() == [[140, 40, 160, 60], [40, 140, 60, 160], [40, 40, 60, 60]]
     assert not any(tensor[3:].any() for tensor in (boxes, scores, classes))
+    empty = outputs(session(compose_model(network(yolo_head()), YOLO)), blank)
+    assert [tensor.shape for tensor in empty] == [(2, 1), (2, 300, 4), (2, 300), (2, 300)]
+    assert not any(tensor.any() for tensor in empty)
 
 
 @pytest.mark.parametrize(
@@ -323,45 +225,36 @@ def test_rows_are_sorted_by_score_and_the_rest_is_zero() -> None:
 def test_box_that_covers_a_better_one_of_its_class_is_dropped(
     second: tuple[float, float, float, float, int, float], classes: list[int]
 ) -> None:
-    found = answer(yolo_head([(50, 50, 20, 20, 1, 0.9), second]))
-
-    assert found.classes.tolist() == classes
+    assert answer(yolo_head((50, 50, 20, 20, 1, 0.9), second)).classes.tolist() == classes
 
 
-@pytest.mark.parametrize(("multi_label", "classes"), [(False, [1]), (True, [1, 2])])
-def test_an_anchor_stands_for_its_best_class_or_for_each_above_the_floor(multi_label: bool, classes: list[int]) -> None:  # noqa: FBT001
-    head = yolo_head([(50, 50, 20, 20, 1, 0.9)])
+def test_anchor_stands_for_its_best_class_or_for_each_above_the_floor() -> None:
+    head = yolo_head((50, 50, 20, 20, 1, 0.9))
     head[0, 4:, 0] = MIN_SCORE, 0.9, 0.8
-    found = answer(head, msgspec.structs.replace(YOLO, multi_label=multi_label))
 
-    assert found.classes.tolist() == classes
+    assert answer(head).classes.tolist() == [1]
+    found = answer(head, multi_label=True)
+    assert found.classes.tolist() == [1, 2]
     assert len(np.unique(found.boxes, axis=0)) == 1
 
 
 def test_best_objects_are_kept_if_there_are_more_than_rows() -> None:
     objects = [(6 + 12 * (i % 20), 6 + 12 * (i // 20), 10.0, 10.0, i % 3, 0.1 + 0.002 * i) for i in range(400)]
-    found = answer(yolo_head(objects))
+    found = answer(yolo_head(*objects))
 
-    assert len(found.scores) == MAX_DETECTIONS
     assert found.scores == pytest.approx(np.array(sorted((row[5] for row in objects), reverse=True)[:MAX_DETECTIONS]))
     assert len(np.unique(found.boxes, axis=0)) == MAX_DETECTIONS
 
 
 def test_candidates_are_limited_before_suppression() -> None:
-    crowd = [(50.0, 50.0, 20.0, 20.0, 0, 0.9)] * (MAX_CANDIDATES - 1)
     last, too_low = (150.0, 50.0, 20.0, 20.0, 0, 0.5), (150.0, 150.0, 20.0, 20.0, 0, 0.4)
-    found = answer(yolo_head([*crowd, last, too_low]))
+    crowd = [(50.0, 50.0, 20.0, 20.0, 0, 0.9)] * (MAX_CANDIDATES - 1)
+    assert answer(yolo_head(*crowd, last, too_low)).scores == pytest.approx(np.array([0.9, 0.5]))
 
-    assert found.scores == pytest.approx(np.array([0.9, 0.5]))
-
-
-def test_pairs_of_anchors_and_classes_are_limited_before_suppression() -> None:
-    head = yolo_head([(150, 50, 20, 20, 0, 0.5), (150, 150, 20, 20, 0, 0.4)], classes=23)
+    head = yolo_head(last, too_low, classes=23)
     head[0, :4, 2:] = np.array([[50], [50], [20], [20]])
     head[0, 4:, 2:].flat[: MAX_PAIRS - 1] = 0.9
-    found = answer(head, msgspec.structs.replace(YOLO, multi_label=True))
-
-    assert found.scores == pytest.approx(np.array([0.9] * 23 + [0.5]))
+    assert answer(head, multi_label=True).scores == pytest.approx(np.array([0.9] * 23 + [0.5]))
 
 
 @pytest.mark.parametrize(
@@ -385,13 +278,8 @@ def test_yolox_head_is_decoded(anchor: int, box: list[float]) -> None:
 
 @pytest.mark.parametrize(
     ("properties", "kept_batch"),
-    [
-        pytest.param({}, None, id="plain"),
-        pytest.param({"half": True}, None, id="FP16"),
-        pytest.param({"symbolic": True}, None, id="symbolic shapes"),
-        pytest.param({"batch": 1}, None, id="batch of one"),
-        pytest.param({"batch": 1}, 1, id="batch of one, kept"),
-    ],
+    [({}, None), ({"half": True}, None), ({"symbolic": True, "batch": 1}, None), ({"batch": 1}, 1)],
+    ids=["plain", "FP16", "symbolic shapes and a batch of one", "batch of one, kept"],
 )
 @pytest.mark.parametrize("head", ["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"])
 def test_every_head_is_decoded_as_in_a_textbook(
@@ -413,34 +301,34 @@ def test_every_head_is_decoded_as_in_a_textbook(
         assert found.scores.tolist() == sorted(found.scores, reverse=True)
 
 
-@pytest.mark.parametrize("head", ["yolo", "yolov5", "end_to_end"])
-def test_normalized_boxes_become_pixels(head: DetectionHeadName) -> None:
-    recipe = DetectionRecipe(size=WIDE, head=head, iou=0.5, box_units="normalized")
+@pytest.mark.parametrize(
+    ("head", "recipe"),
+    [
+        *((head, {"box_units": "normalized"}) for head in ("yolo", "yolov5", "end_to_end")),
+        *((head, {"floor": 0.0}) for head in ("yolo", "rtdetr")),
+    ],
+)
+def test_boxes_may_be_fractions_and_the_floor_may_be_lower(head: DetectionHeadName, recipe: dict[str, Any]) -> None:
+    own = DetectionRecipe(size=WIDE, head=head, iou=0.5, **recipe)
     tensors = head_tensors(head)
-    (found,) = detect(session(compose_model(exported(tensors, WIDE), recipe)), np.zeros((1, *WIDE[::-1], 3), np.uint8))
+    if "floor" in recipe:
+        (scores,) = (tensor[4:] if head == "yolo" else tensor[:, 4:] for tensor in tensors.values())
+        scores *= MIN_SCORE
+    (found,) = detect(session(compose_model(exported(tensors, WIDE), own)), np.zeros((1, *WIDE[::-1], 3), np.uint8))
 
-    assert_same(found, objects_of(tensors, recipe))
+    assert len(found.scores) > 20
+    if "floor" not in recipe:
+        assert_same(found, objects_of(tensors, own))
 
 
 @pytest.mark.parametrize(("classes", "found"), [(None, [1, 0]), (2, [1, 0]), (3, [2, 1, 0])])
-def test_a_query_may_be_of_several_classes(classes: int | None, found: list[int]) -> None:
+def test_query_may_be_of_several_classes(classes: int | None, found: list[int]) -> None:
     """The last column of `rfdetr` is a class if all of them are."""
     tensors = {"dets": np.array([[0.5, 0.5, 0.2, 0.2]]), "labels": np.array([[-1.0, 1.0, 2.0]])}
     model = compose_model(exported(tensors), DetectionRecipe(size=(SQUARE, SQUARE), head="rfdetr"), classes=classes)
     (seen,) = detect(session(model), np.zeros((1, SQUARE, SQUARE, 3), np.uint8))
 
     assert seen.classes.tolist() == found
-
-
-@pytest.mark.parametrize("head", ["yolo", "rtdetr"])
-def test_floor_can_be_lowered(head: DetectionHeadName) -> None:
-    tensors = head_tensors(head, WIDE)
-    (scores,) = (tensor[4:] if head == "yolo" else tensor[:, 4:] for tensor in tensors.values())
-    scores *= MIN_SCORE
-    model = compose_model(exported(tensors, WIDE), DetectionRecipe(size=WIDE, head=head, floor=0.0))
-    (found,) = detect(session(model), np.zeros((1, *WIDE[::-1], 3), np.uint8))
-
-    assert len(found.scores) > 20
 
 
 def reshaped(sizes: Sequence[int], batch: int | str) -> onnx.ModelProto:
@@ -480,52 +368,29 @@ def test_network_that_cannot_be_converted_is_to_be_exported_again() -> None:
         compose_model(network, YOLO)
 
 
-@pytest.mark.parametrize("opset", [13, 15, 17, 18, 20, 22])
+@pytest.mark.parametrize("opset", [13, 17, 22])
 def test_opset_is_that_of_the_network_or_the_oldest_supported(opset: int) -> None:
-    model = compose_model(network(yolo_head([(50, 50, 20, 20, 1, 0.9)]), opset=opset), YOLO)
+    model = compose_model(network(yolo_head((50, 50, 20, 20, 1, 0.9)), opset=opset), YOLO)
     (found,) = detect(session(model), np.zeros((1, SQUARE, SQUARE, 3), np.uint8))
 
     assert [entry.version for entry in model.opset_import] == [max(OPSET, opset)]
     assert found.boxes.tolist() == [[40, 40, 60, 60]]
 
 
-def test_smallest_valid_recipe_can_be_composed() -> None:
-    properties = msgspec.json.schema(DetectionRecipe)["$defs"]["DetectionRecipe"]["properties"]
-    side = properties["size"]["prefixItems"][0]["minimum"]
-    recipe = DetectionRecipe(size=(side, side), channels="RGB", scale=255.0, head="yolo", iou=0.5)
-    head = np.zeros((1, 6, sum((side // stride) ** 2 for stride in (8, 16, 32))), np.float32)
-    head[0, :, 0] = 16, 16, 8, 8, 0.9, 0
-    model = compose_model(network(head, f"float[1, 3, {side}, {side}] images"), recipe)
-
-    (found,) = detect(session(model), np.zeros((1, side, side, 3), np.uint8))
-    assert found.boxes.tolist() == [[12, 12, 20, 20]]
-
-
 @pytest.mark.parametrize(
     ("published", "recipe", "message"),
     [
         *(
-            (network(yolo_head([]), f"{takes} images"), YOLO, "input")
-            for takes in (
-                *("float[1, 3]", "float[1, 1, 256, 256]", "float[1, 256, 256, 3]", "float[1, 3, 320, 320]"),
-                *("double[1, 3, 256, 256]", "uint8[1, 3, 256, 256]"),
-            )
+            (network(yolo_head(), f"{takes} images"), YOLO, "input")
+            for takes in ("float[1, 3]", "float[1, 256, 256, 3]", "float[1, 3, 320, 320]", "double[1, 3, 256, 256]")
         ),
-        (
-            network(yolo_head([]), "float[1, 3, 256, 256] images, float[1] other"),
-            YOLO,
-            "expected 1 input and 1 output tensors, found 2 and 1",
-        ),
-        (
-            network(yolo_head([]), gives=f", float[1, 7, {ANCHORS}] output1"),
-            YOLO,
-            "expected 1 input and 1 output tensors, found 1 and 2",
-        ),
+        (network(yolo_head(), "float[1, 3, 256, 256] images, float[1] other"), YOLO, "expected 1 input .*, found 2 and 1"),
+        (network(yolo_head(), gives=f", float[1, 7, {ANCHORS}] output1"), YOLO, "expected 1 input .*, found 1 and 2"),
         *(
             (network(np.zeros(shape, np.float32)), YOLO, "is not a yolo head")
-            for shape in ((1, ANCHORS), (1, 7, ANCHORS, 1), (1, 4, ANCHORS), (1, ANCHORS, 7), (1, 300, 6), (1, 7, 2100))
+            for shape in ((1, ANCHORS), (1, 7, ANCHORS, 1), (1, 4, ANCHORS), (1, 7, 2100))
         ),
-        (network(yolo_head([])), YOLOX, "is not a yolox head"),
+        (network(yolo_head()), YOLOX, "is not a yolox head"),
     ],
 )
 def test_network_that_does_not_fit_the_recipe_is_rejected(
