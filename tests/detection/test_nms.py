@@ -50,7 +50,7 @@ def test_rows_of_a_decoded_head_are_in_pixels() -> None:
 
 
 @pytest.mark.parametrize("head", [head_of([[50, 50, 10, 10]], [[0.01, 0.02]]), np.zeros((6, 0), np.float32)])
-def test_a_head_without_objects_is_three_empty_arrays(head: Array) -> None:
+def test_head_without_objects_is_three_empty_arrays(head: Array) -> None:
     for corners, scores, classes in (from_yolo(head)[:3], detect(head, 0.7)):
         assert (corners.shape, scores.shape, classes.shape) == ((0, 4), (0,), (0,))
 

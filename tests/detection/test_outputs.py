@@ -11,7 +11,6 @@ from google.protobuf import json_format, text_format
 from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2
 
-from app.detection.nms import Candidates
 from app.detection.outputs import decode_outputs
 from app.detection.select import select, to_suppression
 from app.errors import InvalidImage, InvalidModelOutput
@@ -42,10 +41,6 @@ def spec_of(output_format: OutputFormat, *, has_normalized_boxes: bool = False, 
     head = DetectionHead(output_format=output_format, has_normalized_boxes=has_normalized_boxes, iou=iou, max_iou=1.0)
     parts = {"head": head, "output_names": names, "output_dtypes": (None,) * len(names)}
     return msgspec.structs.replace(BASE, **(parts | changes))
-
-
-def decode(spec: ModelSpec, outputs: Outputs) -> Candidates:
-    return decode_outputs(spec, outputs)
 
 
 def four(**changes: NDArray[Any]) -> Outputs:
@@ -98,45 +93,41 @@ EMPTY_ANSWERS: dict[OutputFormat, Outputs] = {
 }
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3])
+@pytest.mark.parametrize("count", [0, 2, 3])
 def test_end_to_end_outputs_end_at_their_count(count: int) -> None:
-    found = decode(spec_of(OutputFormat.END_TO_END), four(count=np.array([count])))
+    """Padding behind it may contain anything."""
+    nan = np.float32(np.nan)
+    padded = four(
+        count=np.array([count]),
+        boxes=np.vstack([BOXES, np.full((1, 4), nan)]),
+        scores=np.append(SCORES, nan),
+        classes=np.append(CLASSES, -1),
+    )
+    found = decode_outputs(spec_of(OutputFormat.END_TO_END), padded)
 
-    np.testing.assert_array_equal(found.boxes, BOXES[:count])
-    np.testing.assert_array_equal(found.scores, SCORES[:count])
-    np.testing.assert_array_equal(found.class_ids, CLASSES[:count])
+    for part, expected in zip(found[:3], (BOXES, SCORES, CLASSES), strict=True):
+        np.testing.assert_array_equal(part, expected[:count])
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.uint32, np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float16])
 def test_class_ids_may_have_any_type(dtype: type) -> None:
-    found = decode(spec_of(OutputFormat.END_TO_END), four(classes=CLASSES.astype(dtype)))
+    found = decode_outputs(spec_of(OutputFormat.END_TO_END), four(classes=CLASSES.astype(dtype)))
 
-    assert found.class_ids.tolist() == [2, 0]
-    assert found.class_ids.dtype == np.int32
+    assert (found.class_ids.tolist(), found.class_ids.dtype) == ([2, 0], np.int32)
 
 
 def test_half_floats_are_widened() -> None:
-    found = decode(spec_of(OutputFormat.END_TO_END), four(boxes=BOXES.astype(np.float16), scores=SCORES.astype(np.float16)))
+    found = decode_outputs(spec_of(OutputFormat.END_TO_END), four(boxes=BOXES.astype(np.float16), scores=SCORES.astype(np.float16)))
 
     assert [str(part.dtype) for part in found[:3]] == ["float32", "float32", "int32"]
     np.testing.assert_allclose(found.scores, [0.9, 0.5], atol=1e-3)
-
-
-def test_rows_behind_the_count_are_not_checked() -> None:
-    """Padding may contain anything."""
-    nan = np.float32(np.nan)
-    outputs = four(
-        boxes=np.vstack([BOXES[:2], np.full((1, 4), nan)]), scores=np.append(SCORES[:2], nan), classes=np.array([2, 0, -1])
-    )
-
-    assert decode(spec_of(OutputFormat.END_TO_END), outputs).class_ids.tolist() == [2, 0]
 
 
 def test_padding_of_six_columns_is_dropped() -> None:
     """Rows with a score of zero or less are padding, wherever they are."""
     outputs = six([1, 2, 3, 4, 0.9, 2], [0, 0, 0, 0, 0, 0], [5, 6, 7, 8, 0.5, 7], [0, 0, 0, 0, -1, -1])
 
-    found = decode(spec_of(OutputFormat.SIX_COLUMNS), outputs)
+    found = decode_outputs(spec_of(OutputFormat.SIX_COLUMNS), outputs)
 
     np.testing.assert_array_equal(found.boxes, BOXES[:2])
     np.testing.assert_array_equal(found.scores, SCORES[:2])
@@ -152,8 +143,10 @@ def test_padding_of_six_columns_is_dropped() -> None:
         (OutputFormat.RTDETR, [24, 8, 40, 24]),
     ],
 )
-def test_a_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
-    found = decode(spec_of(output_format, has_normalized_boxes=output_format is OutputFormat.RTDETR), ANSWERS[output_format])
+def test_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
+    found = decode_outputs(
+        spec_of(output_format, has_normalized_boxes=output_format is OutputFormat.RTDETR), ANSWERS[output_format]
+    )
 
     np.testing.assert_array_equal(found.boxes, [box])
     np.testing.assert_array_equal(found.scores, SCORES[:1])
@@ -162,7 +155,7 @@ def test_a_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
 
 def test_rows_of_rtdetr_are_each_an_object() -> None:
     row = [0.5, 0.5, 0.25, 0.5, 0.6, 0.3]
-    found = decode(spec_of(OutputFormat.RTDETR, has_normalized_boxes=True), six(row, row, [0.5, 0.5, 1, 1, 0.1, 0.9]))
+    found = decode_outputs(spec_of(OutputFormat.RTDETR, has_normalized_boxes=True), six(row, row, [0.5, 0.5, 1, 1, 0.1, 0.9]))
 
     np.testing.assert_array_equal(found.boxes, [[0, 0, 64, 32], [24, 8, 40, 24], [24, 8, 40, 24]])
     assert found.scores.tolist() == pytest.approx([0.9, 0.6, 0.6])
@@ -201,8 +194,8 @@ def test_each_format_of_a_real_network(name: str) -> None:
 @pytest.mark.parametrize(
     ("output_format", "outputs"), [*EMPTY_ANSWERS.items(), (OutputFormat.SIX_COLUMNS, {"o": np.zeros((1, 0, 6), np.float32)})]
 )
-def test_an_output_without_objects_is_three_empty_arrays(output_format: OutputFormat, outputs: Outputs) -> None:
-    found = decode(spec_of(output_format), outputs)
+def test_output_without_objects_is_three_empty_arrays(output_format: OutputFormat, outputs: Outputs) -> None:
+    found = decode_outputs(spec_of(output_format), outputs)
 
     assert (found.boxes.shape, found.scores.shape, found.class_ids.shape) == ((0, 4), (0,), (0,))
 
@@ -211,9 +204,9 @@ def test_an_output_without_objects_is_three_empty_arrays(output_format: OutputFo
 def test_model_without_a_batch_dimension(output_format: OutputFormat) -> None:
     outputs = {name: tensor[0] for name, tensor in ANSWERS[output_format].items()}
 
-    found = decode(spec_of(output_format, has_batch_dimension=False), outputs)
+    found = decode_outputs(spec_of(output_format, has_batch_dimension=False), outputs)
 
-    expected = decode(spec_of(output_format), ANSWERS[output_format])
+    expected = decode_outputs(spec_of(output_format), ANSWERS[output_format])
     for part, expected_part in zip(found, expected, strict=True):
         np.testing.assert_array_equal(part, expected_part)
 
@@ -232,20 +225,17 @@ def test_another_batch_than_one_is_rejected(output_format: OutputFormat) -> None
 
 
 def test_normalized_boxes_are_scaled_to_pixels() -> None:
-    found = decode(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0.25, 0.5, 0.5, 1, 0.9, 0]))
+    found = decode_outputs(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0.25, 0.5, 0.5, 1, 1.0005, 0]))
 
     np.testing.assert_array_equal(found.boxes, [[16, 16, 32, 32]])
-
-
-def test_score_slightly_above_one_is_accepted() -> None:
-    assert decode(spec_of(OutputFormat.SIX_COLUMNS), six([1, 2, 3, 4, 1.0005, 0])).scores.tolist() == pytest.approx([1.0005])
+    assert found.scores.tolist() == pytest.approx([1.0005])  # slightly above one is accepted
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)
 def test_missing_output_is_rejected(output_format: OutputFormat) -> None:
     spec = spec_of(output_format)
     with pytest.raises(InvalidModelOutput, match=f"m did not return {spec.output_names[0]}$"):
-        decode(spec, {"other": np.zeros((1, 300, 6))})
+        decode_outputs(spec, {"other": np.zeros((1, 300, 6))})
 
 
 @pytest.mark.parametrize(
@@ -253,11 +243,8 @@ def test_missing_output_is_rejected(output_format: OutputFormat) -> None:
     [
         (OutputFormat.SIX_COLUMNS, (6,)),
         (OutputFormat.SIX_COLUMNS, (3, 7)),
-        (OutputFormat.SIX_COLUMNS, (1, 3, 6)),
         (OutputFormat.YOLO_HEAD, (84,)),
-        (OutputFormat.YOLO_HEAD, (1, 84, 42)),
         (OutputFormat.YOLO_HEAD, (4, 42)),
-        (OutputFormat.YOLO_HEAD, (0, 42)),
         (OutputFormat.YOLOV5_HEAD, (3 * ANCHORS,)),
         (OutputFormat.YOLOV5_HEAD, (3 * ANCHORS, 5)),
         (OutputFormat.RTDETR, (300,)),
@@ -265,12 +252,11 @@ def test_missing_output_is_rejected(output_format: OutputFormat) -> None:
         (OutputFormat.YOLOX_HEAD, (ANCHORS,)),
         (OutputFormat.YOLOX_HEAD, (ANCHORS + 1, 7)),
         (OutputFormat.YOLOX_HEAD, (ANCHORS, 5)),
-        (OutputFormat.YOLOX_HEAD, (ANCHORS, 2)),
     ],
 )
 def test_wrong_shape_is_rejected(output_format: OutputFormat, shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidModelOutput, match=r"shape \("):
-        decode(spec_of(output_format), {"o": np.zeros((1, *shape), np.float32)})
+        decode_outputs(spec_of(output_format), {"o": np.zeros((1, *shape), np.float32)})
 
 
 @pytest.mark.parametrize(
@@ -279,21 +265,19 @@ def test_wrong_shape_is_rejected(output_format: OutputFormat, shape: tuple[int, 
         {"count": np.array(2)},
         {"count": np.array([2, 2])},
         {"boxes": BOXES[:, :3]},
-        {"boxes": BOXES.ravel()},
         {"scores": SCORES[:2]},
-        {"scores": SCORES[:, None]},
         {"classes": CLASSES[:2]},
     ],
 )
 def test_four_tensors_that_do_not_fit_together_are_rejected(changes: Outputs) -> None:
     with pytest.raises(InvalidModelOutput, match="shape"):
-        decode(spec_of(OutputFormat.END_TO_END), four(**changes))
+        decode_outputs(spec_of(OutputFormat.END_TO_END), four(**changes))
 
 
 @pytest.mark.parametrize("count", [-1, 4, 2**31 - 1])
 def test_count_out_of_range_is_rejected(count: int) -> None:
     with pytest.raises(InvalidModelOutput, match=f"a count of {count} for 3 rows"):
-        decode(spec_of(OutputFormat.END_TO_END), four(count=np.array([count])))
+        decode_outputs(spec_of(OutputFormat.END_TO_END), four(count=np.array([count])))
 
 
 BOTH = OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS
@@ -301,20 +285,20 @@ NOT_FINITE, NO_SCORE, NO_CLASS = "objects with values that are not finite", "sco
 INVALID = [
     *(
         (output_format, six([1, value, 3, 4, 0.9, 0]) | four(boxes=np.array([[1, value, 3, 4]] * 3)), NOT_FINITE)
-        for output_format, value in product(BOTH, (np.nan, np.inf, -np.inf))
+        for output_format, value in product(BOTH, (np.nan, -np.inf))
     ),
     (OutputFormat.END_TO_END, four(boxes=np.full((3, 4), 1e300)), NOT_FINITE),  # no 32-bit float can hold it
     *(
         (output_format, six([1, 2, 3, 4, value, 0]) | four(scores=np.array([0.9, value, 0.1])), NO_SCORE)
-        for output_format, value in product(BOTH, (np.nan, np.inf, 1.01, 55.0))
+        for output_format, value in product(BOTH, (np.nan, 1.01))
     ),
     (OutputFormat.END_TO_END, four(scores=np.array([0.9, -0.1, 0.1])), NO_SCORE),  # no padding, because there is a count
-    *((OutputFormat.YOLO_HEAD, {"o": yolo(score)[None]}, NO_SCORE) for score in (55, 1.01)),
-    *((OutputFormat.YOLOV5_HEAD, {"o": yolov5(score)[None]}, NO_SCORE) for score in (55, 1.01)),
-    *((OutputFormat.RTDETR, {"o": rtdetr(score)[None]}, NO_SCORE) for score in (55, 1.01)),
+    (OutputFormat.YOLO_HEAD, {"o": yolo(1.01)[None]}, NO_SCORE),
+    (OutputFormat.YOLOV5_HEAD, {"o": yolov5(1.01)[None]}, NO_SCORE),
+    (OutputFormat.RTDETR, {"o": rtdetr(1.01)[None]}, NO_SCORE),
     *(
         (output_format, six([1, 2, 3, 4, 0.9, value]) | four(classes=np.array([0, value, 1])), NO_CLASS)
-        for output_format, value in product(BOTH, (-1, 0.9, np.nan, np.inf, 1e20))
+        for output_format, value in product(BOTH, (-1, 0.9, np.nan, 1e20))
     ),
     # A 64-bit id must not wrap round to another class.
     *((OutputFormat.END_TO_END, four(classes=np.array([0, id_, 1])), NO_CLASS) for id_ in (2**31, 2**32 + 5, 2**63 - 1)),
@@ -324,15 +308,15 @@ INVALID = [
 @pytest.mark.parametrize(("output_format", "outputs", "problem"), INVALID)
 def test_values_out_of_range_are_rejected(output_format: OutputFormat, outputs: Outputs, problem: str) -> None:
     with pytest.raises(InvalidModelOutput, match=f"m returned {problem}"):
-        decode(spec_of(output_format), outputs)
+        decode_outputs(spec_of(output_format), outputs)
 
 
 def test_boxes_that_overflow_when_scaled_are_rejected() -> None:
     with pytest.raises(InvalidModelOutput, match=NOT_FINITE):
-        decode(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0, 0, 3e38, 1, 0.9, 0]))
+        decode_outputs(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0, 0, 3e38, 1, 0.9, 0]))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
 @pytest.mark.parametrize(
     ("output_format", "head"),
     [
@@ -348,7 +332,7 @@ def test_head_that_is_not_finite_is_rejected(output_format: OutputFormat, head: 
     broken[-1, -1] = value
 
     with pytest.raises(InvalidModelOutput, match="m returned a head that is not finite"):
-        decode(spec_of(output_format), {"o": broken[None]})
+        decode_outputs(spec_of(output_format), {"o": broken[None]})
 
 
 def test_yolox_size_that_overflows_is_rejected() -> None:
@@ -356,7 +340,7 @@ def test_yolox_size_that_overflows_is_rejected() -> None:
     head[9, 2] = 1000
 
     with pytest.raises(InvalidModelOutput, match="m returned objects with values that are not finite"):
-        decode(spec_of(OutputFormat.YOLOX_HEAD), {"o": head[None]})
+        decode_outputs(spec_of(OutputFormat.YOLOX_HEAD), {"o": head[None]})
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.uint8])
@@ -371,11 +355,11 @@ def test_a_type_other_than_that_of_the_config_is_rejected(dtype: type[np.generic
 def test_image_that_the_model_could_not_decode_is_rejected(output_format: OutputFormat) -> None:
     spec, outputs = spec_of(output_format, tells_decoded=True), ANSWERS[output_format]
 
-    assert decode(spec, outputs | {"decoded": np.array([[1]], np.int32)})
+    assert decode_outputs(spec, outputs | {"decoded": np.array([[1]], np.int32)})
     with pytest.raises(InvalidImage, match="truncated or corrupt"):
-        decode(spec, outputs | {"decoded": np.array([[0]], np.int32)})
+        decode_outputs(spec, outputs | {"decoded": np.array([[0]], np.int32)})
 
 
 def test_missing_word_on_decoding_is_rejected() -> None:
     with pytest.raises(InvalidModelOutput, match="did not return decoded"):
-        decode(spec_of(OutputFormat.END_TO_END, tells_decoded=True), four())
+        decode_outputs(spec_of(OutputFormat.END_TO_END, tells_decoded=True), four())
