@@ -1,6 +1,5 @@
 """Output tensors to candidates in every format, and invalid outputs to errors."""
 
-from itertools import product
 from typing import Any
 
 import msgspec
@@ -83,14 +82,6 @@ ANSWERS: dict[OutputFormat, Outputs] = {
     OutputFormat.YOLOX_HEAD: {"o": yolox()[None]},
     OutputFormat.RTDETR: {"o": rtdetr()[None]},
 }
-EMPTY_ANSWERS: dict[OutputFormat, Outputs] = {
-    OutputFormat.END_TO_END: four(count=np.array([0])),
-    OutputFormat.SIX_COLUMNS: {"o": np.zeros((1, 2, 6), np.float32)},
-    OutputFormat.YOLO_HEAD: {"o": yolo(0)[None]},
-    OutputFormat.YOLOV5_HEAD: {"o": yolov5(0)[None]},
-    OutputFormat.YOLOX_HEAD: {"o": yolox(0)[None]},
-    OutputFormat.RTDETR: {"o": rtdetr(0)[None]},
-}
 
 
 @pytest.mark.parametrize("count", [0, 2, 3])
@@ -113,7 +104,7 @@ def test_end_to_end_outputs_end_at_their_count(count: int) -> None:
 def test_class_ids_may_have_any_type(dtype: type) -> None:
     found = decode_outputs(spec_of(OutputFormat.END_TO_END), four(classes=CLASSES.astype(dtype)))
 
-    assert (found.class_ids.tolist(), found.class_ids.dtype) == ([2, 0], np.int32)
+    assert (found.class_ids.tolist(), str(found.class_ids.dtype)) == ([2, 0], "int32")
 
 
 def test_half_floats_are_widened() -> None:
@@ -191,10 +182,9 @@ def test_each_format_of_a_real_network(name: str) -> None:
     assert found.scores == pytest.approx(np.array([0.9, 0.8]), abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("output_format", "outputs"), [*EMPTY_ANSWERS.items(), (OutputFormat.SIX_COLUMNS, {"o": np.zeros((1, 0, 6), np.float32)})]
-)
-def test_output_without_objects_is_three_empty_arrays(output_format: OutputFormat, outputs: Outputs) -> None:
+@pytest.mark.parametrize("output_format", OutputFormat)
+def test_output_without_objects_is_three_empty_arrays(output_format: OutputFormat) -> None:
+    outputs = {name: np.zeros_like(tensor) for name, tensor in ANSWERS[output_format].items()}
     found = decode_outputs(spec_of(output_format), outputs)
 
     assert (found.boxes.shape, found.scores.shape, found.class_ids.shape) == ((0, 4), (0,), (0,))
@@ -211,103 +201,85 @@ def test_model_without_a_batch_dimension(output_format: OutputFormat) -> None:
         np.testing.assert_array_equal(part, expected_part)
 
 
+def test_normalized_boxes_are_scaled_to_pixels() -> None:
+    """A score slightly above one is accepted."""
+    found = decode_outputs(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0.25, 0.5, 0.5, 1, 1.0005, 0]))
+
+    np.testing.assert_array_equal(found.boxes, [[16, 16, 32, 32]])
+    assert found.scores.tolist() == pytest.approx([1.0005])
+
+
 @pytest.mark.parametrize("output_format", OutputFormat)
-def test_another_batch_than_one_is_rejected(output_format: OutputFormat) -> None:
+def test_tensors_that_are_missing_or_of_another_batch_are_rejected(output_format: OutputFormat) -> None:
     """Nobody could tell whose answer it is."""
-    answer = ANSWERS[output_format].items()
+    spec, answer = spec_of(output_format), ANSWERS[output_format].items()
     for outputs in (
         {name: tensor.repeat(2, axis=0) for name, tensor in answer},
         {name: tensor[:0] for name, tensor in answer},
         {name: np.zeros((), tensor.dtype) for name, tensor in answer},
     ):
         with pytest.raises(InvalidModelOutput, match=r"m returned \w+ of shape .* for one image"):
-            decode_outputs(spec_of(output_format), outputs)
-
-
-def test_normalized_boxes_are_scaled_to_pixels() -> None:
-    found = decode_outputs(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0.25, 0.5, 0.5, 1, 1.0005, 0]))
-
-    np.testing.assert_array_equal(found.boxes, [[16, 16, 32, 32]])
-    assert found.scores.tolist() == pytest.approx([1.0005])  # slightly above one is accepted
-
-
-@pytest.mark.parametrize("output_format", OutputFormat)
-def test_missing_output_is_rejected(output_format: OutputFormat) -> None:
-    spec = spec_of(output_format)
+            decode_outputs(spec, outputs)
     with pytest.raises(InvalidModelOutput, match=f"m did not return {spec.output_names[0]}$"):
         decode_outputs(spec, {"other": np.zeros((1, 300, 6))})
 
 
-@pytest.mark.parametrize(
-    ("output_format", "shape"),
-    [
-        (OutputFormat.SIX_COLUMNS, (6,)),
-        (OutputFormat.SIX_COLUMNS, (3, 7)),
-        (OutputFormat.YOLO_HEAD, (84,)),
-        (OutputFormat.YOLO_HEAD, (4, 42)),
-        (OutputFormat.YOLOV5_HEAD, (3 * ANCHORS,)),
-        (OutputFormat.YOLOV5_HEAD, (3 * ANCHORS, 5)),
-        (OutputFormat.RTDETR, (300,)),
-        (OutputFormat.RTDETR, (300, 4)),
-        (OutputFormat.YOLOX_HEAD, (ANCHORS,)),
-        (OutputFormat.YOLOX_HEAD, (ANCHORS + 1, 7)),
-        (OutputFormat.YOLOX_HEAD, (ANCHORS, 5)),
-    ],
-)
-def test_wrong_shape_is_rejected(output_format: OutputFormat, shape: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidModelOutput, match=r"shape \("):
-        decode_outputs(spec_of(output_format), {"o": np.zeros((1, *shape), np.float32)})
+def in_both(place: int, part: str, value: float) -> list[tuple[OutputFormat, Outputs]]:
+    """Put a value into a row of six columns, and into a part of four tensors."""
+    row: list[float] = [1, 2, 3, 4, 0.9, 0]
+    row[place] = value
+    changed = {"boxes": BOXES, "scores": SCORES, "classes": CLASSES}[part].astype(np.float64)
+    changed.flat[1] = value
+    return [(OutputFormat.SIX_COLUMNS, six(row)), (OutputFormat.END_TO_END, four(**{part: changed}))]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"count": np.array(2)},
-        {"count": np.array([2, 2])},
-        {"boxes": BOXES[:, :3]},
-        {"scores": SCORES[:2]},
-        {"classes": CLASSES[:2]},
-    ],
-)
-def test_four_tensors_that_do_not_fit_together_are_rejected(changes: Outputs) -> None:
-    with pytest.raises(InvalidModelOutput, match="shape"):
-        decode_outputs(spec_of(OutputFormat.END_TO_END), four(**changes))
+def broken(head: NDArray[np.float32], value: float, at: tuple[int, int] = (-1, -1)) -> Outputs:
+    head[at] = value
+    return {"o": head[None]}
 
 
-@pytest.mark.parametrize("count", [-1, 4, 2**31 - 1])
-def test_count_out_of_range_is_rejected(count: int) -> None:
-    with pytest.raises(InvalidModelOutput, match=f"a count of {count} for 3 rows"):
-        decode_outputs(spec_of(OutputFormat.END_TO_END), four(count=np.array([count])))
-
-
-BOTH = OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS
+HEADS = {
+    OutputFormat.YOLO_HEAD: yolo,
+    OutputFormat.YOLOV5_HEAD: yolov5,
+    OutputFormat.YOLOX_HEAD: yolox,
+    OutputFormat.RTDETR: rtdetr,
+}
+SHAPES = {
+    OutputFormat.SIX_COLUMNS: [(6,), (3, 7)],
+    OutputFormat.YOLO_HEAD: [(84,), (4, 42)],
+    OutputFormat.YOLOV5_HEAD: [(3 * ANCHORS,), (3 * ANCHORS, 5)],
+    OutputFormat.RTDETR: [(300,), (300, 4)],
+    OutputFormat.YOLOX_HEAD: [(ANCHORS,), (ANCHORS + 1, 7), (ANCHORS, 5)],
+}
 NOT_FINITE, NO_SCORE, NO_CLASS = "objects with values that are not finite", "scores outside 0 to 1", "an invalid class id"
+PARTS: list[Outputs] = [
+    {"count": np.array(2)},
+    {"count": np.array([2, 2])},
+    {"boxes": BOXES[:, :3]},
+    {"scores": SCORES[:2]},
+    {"classes": CLASSES[:2]},
+]
 INVALID = [
-    *(
-        (output_format, six([1, value, 3, 4, 0.9, 0]) | four(boxes=np.array([[1, value, 3, 4]] * 3)), NOT_FINITE)
-        for output_format, value in product(BOTH, (np.nan, -np.inf))
-    ),
+    *((name, {"o": np.zeros((1, *shape), np.float32)}, "shape") for name, shapes in SHAPES.items() for shape in shapes),
+    *((OutputFormat.END_TO_END, four(**part), "shape") for part in PARTS),
+    *((OutputFormat.END_TO_END, four(count=np.array([n])), f"a count of {n} for 3 rows") for n in (-1, 4)),
+    *((*case, NOT_FINITE) for value in (np.nan, -np.inf) for case in in_both(1, "boxes", value)),
     (OutputFormat.END_TO_END, four(boxes=np.full((3, 4), 1e300)), NOT_FINITE),  # no 32-bit float can hold it
-    *(
-        (output_format, six([1, 2, 3, 4, value, 0]) | four(scores=np.array([0.9, value, 0.1])), NO_SCORE)
-        for output_format, value in product(BOTH, (np.nan, 1.01))
-    ),
+    (OutputFormat.YOLOX_HEAD, broken(yolox(), 1000, (9, 2)), NOT_FINITE),  # a size that overflows
+    *((*case, NO_SCORE) for value in (np.nan, 1.01) for case in in_both(4, "scores", value)),
     (OutputFormat.END_TO_END, four(scores=np.array([0.9, -0.1, 0.1])), NO_SCORE),  # no padding, because there is a count
-    (OutputFormat.YOLO_HEAD, {"o": yolo(1.01)[None]}, NO_SCORE),
-    (OutputFormat.YOLOV5_HEAD, {"o": yolov5(1.01)[None]}, NO_SCORE),
-    (OutputFormat.RTDETR, {"o": rtdetr(1.01)[None]}, NO_SCORE),
-    *(
-        (output_format, six([1, 2, 3, 4, 0.9, value]) | four(classes=np.array([0, value, 1])), NO_CLASS)
-        for output_format, value in product(BOTH, (-1, 0.9, np.nan, 1e20))
-    ),
+    *((name, {"o": head(1.01)[None]}, NO_SCORE) for name, head in HEADS.items()),
+    *((*case, NO_CLASS) for value in (-1, 0.9, np.nan, 1e20) for case in in_both(5, "classes", value)),
     # A 64-bit id must not wrap round to another class.
-    *((OutputFormat.END_TO_END, four(classes=np.array([0, id_, 1])), NO_CLASS) for id_ in (2**31, 2**32 + 5, 2**63 - 1)),
+    *((OutputFormat.END_TO_END, four(classes=np.array([0, id_, 1])), NO_CLASS) for id_ in (2**31, 2**32 + 5)),
+    # Before decoding, which could drop it unnoticed.
+    *((name, broken(head(), value), "a head that is not finite") for name, head in HEADS.items() for value in (np.nan, -np.inf)),
 ]
 
 
 @pytest.mark.parametrize(("output_format", "outputs", "problem"), INVALID)
-def test_values_out_of_range_are_rejected(output_format: OutputFormat, outputs: Outputs, problem: str) -> None:
-    with pytest.raises(InvalidModelOutput, match=f"m returned {problem}"):
+def test_invalid_outputs_are_rejected(output_format: OutputFormat, outputs: Outputs, problem: str) -> None:
+    with pytest.raises(InvalidModelOutput, match=f"m returned .*{problem}"):
         decode_outputs(spec_of(output_format), outputs)
 
 
@@ -316,50 +288,16 @@ def test_boxes_that_overflow_when_scaled_are_rejected() -> None:
         decode_outputs(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0, 0, 3e38, 1, 0.9, 0]))
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-@pytest.mark.parametrize(
-    ("output_format", "head"),
-    [
-        (OutputFormat.YOLO_HEAD, yolo()),
-        (OutputFormat.YOLOV5_HEAD, yolov5()),
-        (OutputFormat.YOLOX_HEAD, yolox()),
-        (OutputFormat.RTDETR, rtdetr()),
-    ],
-)
-def test_head_that_is_not_finite_is_rejected(output_format: OutputFormat, head: NDArray[np.float32], value: float) -> None:
-    """A NaN anywhere in a head is rejected before decoding, which could drop it unnoticed."""
-    broken = head.copy()
-    broken[-1, -1] = value
-
-    with pytest.raises(InvalidModelOutput, match="m returned a head that is not finite"):
-        decode_outputs(spec_of(output_format), {"o": broken[None]})
+def test_type_other_than_that_of_the_config_is_rejected() -> None:
+    with pytest.raises(InvalidModelOutput, match="m returned o as float16, expected float32"):
+        decode_outputs(BASE, {"o": np.zeros((1, 300, 6), np.float16)})
 
 
-def test_yolox_size_that_overflows_is_rejected() -> None:
-    head = yolox()
-    head[9, 2] = 1000
-
-    with pytest.raises(InvalidModelOutput, match="m returned objects with values that are not finite"):
-        decode_outputs(spec_of(OutputFormat.YOLOX_HEAD), {"o": head[None]})
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.uint8])
-def test_type_other_than_that_of_the_config_is_rejected(dtype: type[np.generic]) -> None:
-    outputs = {"o": np.zeros((1, 300, 6), dtype)}
-
-    with pytest.raises(InvalidModelOutput, match=f"m returned o as {np.dtype(dtype)}, expected float32"):
-        decode_outputs(BASE, outputs)
-
-
-@pytest.mark.parametrize("output_format", OutputFormat)
-def test_image_that_the_model_could_not_decode_is_rejected(output_format: OutputFormat) -> None:
-    spec, outputs = spec_of(output_format, tells_decoded=True), ANSWERS[output_format]
+def test_image_that_the_model_could_not_decode_is_rejected() -> None:
+    spec, outputs = spec_of(OutputFormat.END_TO_END, tells_decoded=True), four()
 
     assert decode_outputs(spec, outputs | {"decoded": np.array([[1]], np.int32)})
     with pytest.raises(InvalidImage, match="truncated or corrupt"):
         decode_outputs(spec, outputs | {"decoded": np.array([[0]], np.int32)})
-
-
-def test_missing_word_on_decoding_is_rejected() -> None:
     with pytest.raises(InvalidModelOutput, match="did not return decoded"):
-        decode_outputs(spec_of(OutputFormat.END_TO_END, tells_decoded=True), four())
+        decode_outputs(spec, outputs)

@@ -35,7 +35,7 @@ SEGMENT, POSE, OBB = (f"{{'task': '{task}', 'kpt_shape': [2, 3]}}" for task in (
     ],
 )
 def test_overlap_of_boxes_and_its_maximum(
-    outputs: tuple[Tensor, ...], parameters: dict[str, str], expected: tuple[float, float]
+    outputs: tuple[Tensor, ...], parameters: dict[str, Any], expected: tuple[float, float]
 ) -> None:
     """A model that suppresses boxes itself sets the maximum: one with four tensors always, with rows of six if its config tells."""
     head = spec_of(*outputs, **parameters).expect_head(DetectionHead)
@@ -99,7 +99,7 @@ def test_head_is_recognised_by_its_shape_or_named_by_the_config(
         (END_TO_END, {"head": "rtdetr"}),
     ],
 )
-def test_outputs_of_no_head_are_described(outputs: list[Tensor], parameters: dict[str, str]) -> None:
+def test_outputs_of_no_head_are_described(outputs: list[Tensor], parameters: dict[str, Any]) -> None:
     described = ", ".join(f"{name} {data_type[5:]} {dims}" for name, data_type, dims in outputs)
     with pytest.raises(UnsupportedModel) as caught:
         spec_of(*outputs, **parameters)

@@ -260,8 +260,8 @@ def test_metadata_never_makes_a_model_unusable(metadata: str) -> None:
 
 
 def test_every_parameter_of_a_classifier_is_read() -> None:
-    parameters = {"mean": "0.485, 0.456, 0.406", "std": "0.229,0.224,0.225", "interpolation": "bicubic", "scores": "probabilities"}
-    spec = spec_of(SCORES, image=table(3, 224, 224), resize="stretch", crop="1", **parameters)
+    parameters: dict[str, Any] = {"mean": "0.485, 0.456, 0.406", "std": "0.229,0.224,0.225", "scores": "probabilities"}
+    spec = spec_of(SCORES, image=table(3, 224, 224), resize="stretch", crop="1", interpolation="bicubic", **parameters)
 
     assert (spec.resize, spec.crop, spec.interpolation) == ("stretch", 1.0, "bicubic")
     assert spec.head == ClassificationHead(classes=1000, scores="probabilities")
