@@ -144,6 +144,12 @@ def test_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
     assert found.class_ids.tolist() == [1]
 
 
+def test_head_may_have_a_single_class() -> None:
+    found = decode_outputs(spec_of(OutputFormat.YOLO_HEAD), {"o": np.delete(yolo(), 4, axis=0)[None]})
+
+    assert (found.boxes.tolist(), found.class_ids.tolist()) == ([[8, 16, 12, 24]], [0])
+
+
 def test_rows_of_rtdetr_are_each_an_object() -> None:
     row = [0.5, 0.5, 0.25, 0.5, 0.6, 0.3]
     found = decode_outputs(spec_of(OutputFormat.RTDETR, has_normalized_boxes=True), six(row, row, [0.5, 0.5, 1, 1, 0.1, 0.9]))

@@ -153,7 +153,8 @@ def test_frame_of_an_oriented_box_is_turned() -> None:
 def test_label_of_an_oblique_object_touches_it(shape: str) -> None:
     """At the vertex near the top left: the box around it begins far from there."""
     steep = np.array([[[300, 100], [310, 105], [110, 405], [100, 400]]], np.float32)
-    pixels = drawn((100, 100, 310, 405), **{shape: [[*steep]] if shape == "masks" else steep})
+    shapes: dict[str, Any] = {shape: [[*steep]] if shape == "masks" else steep}
+    pixels = drawn((100, 100, 310, 405), **shapes)
     rows, columns = np.nonzero((pixels == 255).all(axis=2))
 
     assert rows.max() <= 101

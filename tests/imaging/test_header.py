@@ -124,12 +124,12 @@ def test_each_format_has_its_inclusive_limit_of_pixels(image_format: str) -> Non
     """Only a JPEG is decoded at a reduced size, also by Pillow if it is CMYK; others take more memory."""
     data = encode(NOISE.convert("CMYK") if image_format == "JPEG" else NOISE, image_format)
     most = NOISE.width * NOISE.height * (2 if image_format == "AVIF" else 1)
-    of_format = (lambda limit: PixelLimits(limit, 0)) if image_format == "JPEG" else (lambda limit: PixelLimits(0, limit))
+    accepted, refused = (PixelLimits(limit, 0) if image_format == "JPEG" else PixelLimits(0, limit) for limit in (most, most - 1))
     assert identify(data + b"PK\x03\x04") == image_format
-    assert read_header(data, of_format(most)).height == NOISE.height
+    assert read_header(data, accepted).height == NOISE.height
 
     with pytest.raises(ImageTooLarge, match=f"64 x 48 pixels; the limit is .* megapixels for {image_format}"):
-        read_header(data, of_format(most - 1))
+        read_header(data, refused)
 
 
 @pytest.mark.parametrize(

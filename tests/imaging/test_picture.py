@@ -18,7 +18,7 @@ from app.imaging.thumbnail import to_thumbnail
 from tests.imaging.samples import FORMATS, MEGA, PIXELS, encode, exif_of, limits, store
 
 MARKS = Marks(np.array([[2, 3, 20, 14]], np.float32), np.array([0.5], np.float32), np.array([1], np.int32), ["red"])
-NOTHING = Marks(*(values[:0] for values in MARKS[:4]))
+NOTHING = Marks(MARKS.boxes[:0], MARKS.scores[:0], MARKS.class_ids[:0], [])
 
 
 def draw(data: bytes, marks: Marks = NOTHING, picture_type: PictureType = "image/png") -> NDArray[np.uint8]:
