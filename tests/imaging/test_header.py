@@ -245,12 +245,16 @@ def test_jpeg_tells_its_size_however_late_but_not_beyond_its_first_scan() -> Non
     assert count_pixels(data[:at] + b"\xff\xda\0\x08" + bytes(6) + data[at:] + FILL, LIMITS) == 0
 
 
-@pytest.mark.parametrize("tag", [256, 257])
-def test_tiff_that_repeats_its_size_costs_nothing(tag: int) -> None:
-    long = struct.pack("<HHLL", tag, 3, 20_000, 8 + 2 + 12 * 511 + 4) * 511
-    data = b"II*\0" + struct.pack("<LH", 8, 511) + long + bytes(4) + bytes(40_000)
+def test_tiff_that_repeats_its_size_costs_nothing() -> None:
+    """The first of equal tags counts."""
+    long = struct.pack("<HHLL", 257, 3, 20_000, 8 + 2 + 12 * 511 + 4) * 511
+    data = b"II*\0" + struct.pack("<LH", 8, 511) + long + bytes(40_004)
     with peak_below(10_000):
         assert count_pixels(data, LIMITS) == 0
+
+    entries = [(256, 30), (257, 20)] + [(256, 1), (257, 1)] * 100
+    tags = b"".join(struct.pack("<HHLL", name, 4, 1, value) for name, value in entries)
+    assert count_pixels(b"II*\0" + struct.pack("<LH", 8, len(entries)) + tags, LIMITS) == 600
 
 
 @pytest.mark.parametrize(
