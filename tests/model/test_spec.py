@@ -110,23 +110,17 @@ def test_every_parameter_is_read() -> None:
 @pytest.mark.parametrize(
     "parameter",
     [
-        "placement=centre",
         "enlarge=yes",
         "pad=-1",
-        "channels=rgb",
         "scale=0",
         "scale=nan",
         "square=31",
-        "box_units=percent",
         "iou=1.1",
         "resize=fit",
         "crop=0",
-        "interpolation=nearest",
-        "scores=percent",
         "mean=0.5",
         "mean=0,nan,0",
         "std=1,1,0",
-        "head=yolov8",
         "default_version=0",
     ],
 )
