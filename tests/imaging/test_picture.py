@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.errors import InvalidImage
-from app.imaging.drawing import Marks, colour_of
+from app.imaging.drawing import Marks
 from app.imaging.header import read_header
 from app.imaging.picture import PictureType, draw_picture
 from app.imaging.thumbnail import to_thumbnail
-from tests.imaging.samples import FORMATS, MEGA, PIXELS, encode, exif_of, limits, store
+from tests.imaging.samples import FORMATS, MEGA, PIXELS, encode, limits
 
 MARKS = Marks(np.array([[2, 3, 20, 14]], np.float32), np.array([0.5], np.float32), np.array([1], np.int32), ["red"])
 NOTHING = Marks(MARKS.boxes[:0], MARKS.scores[:0], MARKS.class_ids[:0], [])
@@ -34,13 +34,6 @@ def test_image_of_any_format_keeps_its_colours(image_format: str) -> None:
 
     assert np.abs(draw(data).astype(int) - PIXELS).max() <= (0 if image_format in {"PNG", "BMP", "WEBP"} else 12)
     assert np.abs(draw(data, picture_type="image/jpeg").astype(int) - PIXELS).mean() < 3
-
-
-def test_picture_is_upright_and_so_are_its_boxes() -> None:
-    data = encode(Image.fromarray(store(PIXELS, 6)), "PNG", exif=exif_of(6))
-
-    assert (draw(data)[..., :3] == PIXELS).all()
-    assert (draw(data, MARKS)[3:14, 2] == colour_of(1)).all()
 
 
 def profile_of(colours: bytes) -> bytes:

@@ -13,16 +13,15 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE
 from app.zoo import registry
 from app.zoo.compose import compose_model
 from app.zoo.graph import IR_VERSION, OPSET
-from app.zoo.recipe import DetectionHeadName, DetectionRecipe
-from tests.fakes import models
+from app.zoo.recipe import ClassificationRecipe, DetectionHeadName, DetectionRecipe
 from tests.support import IMAGES, SHARED
-from tests.zoo.exported import WIDE, exported, head_tensors
+from tests.zoo.exported import WIDE, exported, head_tensors, parse
 from tests.zoo.textbook import MAX_PAIRS, Detections, Floats, assert_same, objects_of, textbook
 
 PHOTOS = sorted(IMAGES.glob("*.jpg"))
@@ -37,7 +36,6 @@ AP = {"floor": 0.001, "multi_label": True}
 class Subject(NamedTuple):
     recipe: DetectionRecipe
     published: onnxruntime.InferenceSession
-    model: onnx.ModelProto
     session: onnxruntime.InferenceSession
 
 
@@ -109,25 +107,7 @@ def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subjec
     recipe = registry.load()[name].vary(AP if is_for_ap else {}).recipe
     assert isinstance(recipe, DetectionRecipe)
     published = session(network)
-    model = compose_model(network, recipe)
-    return Subject(recipe, published, model, session(model))
-
-
-def test_composed_model_has_the_documented_tensors(subject: Subject) -> None:
-    assert [(opset.domain, opset.version) for opset in subject.model.opset_import] == [("", OPSET)]
-    assert subject.model.ir_version == IR_VERSION
-    width, height = subject.recipe.size
-    types = {value.name: value.type.tensor_type for value in (*subject.model.graph.input, *subject.model.graph.output)}
-    tensors = {name: (each.elem_type, [dim.dim_param or dim.dim_value for dim in each.shape.dim]) for name, each in types.items()}
-
-    assert tensors == {
-        "image": (TensorProto.UINT8, ["batch", height, width, 3]),
-        "num_dets": (TensorProto.INT32, ["batch", 1]),
-        "det_boxes": (TensorProto.FLOAT, ["batch", 300, 4]),
-        "det_scores": (TensorProto.FLOAT, ["batch", 300]),
-        "det_classes": (TensorProto.INT32, ["batch", 300]),
-        "golden_sample": (TensorProto.FLOAT, ["batch", 130]),
-    }
+    return Subject(recipe, published, session(compose_model(network, recipe)))
 
 
 @pytest.mark.parametrize("path", [*PHOTOS, *MORE_PHOTOS], ids=lambda path: path.stem)
@@ -144,24 +124,6 @@ def test_composed_model_finds_what_the_published_network_finds(subject: Subject,
     assert len(expected.scores) > 0
     for batch in (canvas[None], np.stack([canvas[::-1], canvas])):
         assert_same(detect(subject.session, batch)[-1], expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "recipe"),
-    [
-        ("yolo_head", DetectionRecipe(size=(models.SIDE, models.SIDE), channels="RGB", scale=255.0, head="yolo", iou=0.5)),
-        ("yolox_head", DetectionRecipe(size=(models.SIDE, models.SIDE), channels="BGR", scale=1.0, head="yolox", iou=0.5)),
-    ],
-)
-def test_channels_and_scale_are_those_of_the_recipe(name: str, recipe: DetectionRecipe) -> None:
-    canvas = Image.new("RGB", recipe.size, "white")
-    ImageDraw.Draw(canvas).rectangle((10, 20, 49, 59), fill="red")
-    ImageDraw.Draw(canvas).rectangle((70, 30, 99, 119), fill="blue")
-    (found,) = detect(session(compose_model(models.models()[name][0], recipe)), np.asarray(canvas)[None])
-
-    assert found.classes.tolist() == [0, 1]
-    assert found.boxes == pytest.approx(np.array([[10, 20, 50, 60], [70, 30, 100, 120]]), abs=0.01)
-    assert found.scores == pytest.approx(np.array([0.9, 0.8]), abs=0.01)
 
 
 def engine_key(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -342,6 +304,7 @@ def test_opset_is_that_of_the_network_or_the_oldest_supported(opset: int) -> Non
     (found,) = run(model)
 
     assert [entry.version for entry in model.opset_import] == [max(OPSET, opset)]
+    assert model.ir_version == IR_VERSION
     assert found.boxes.tolist() == [[40, 40, 60, 60]]
 
 
@@ -366,3 +329,24 @@ def test_network_that_does_not_fit_the_recipe_is_rejected(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         compose_model(published, recipe)
+
+
+MEANS = "network (float[1, 3, 64, 64] images) => ({}) {{ output = ReduceMean <axes = [2, 3], keepdims = 0> (images) }}"
+LOGITS = ClassificationRecipe(size=(64, 64), head="logits", scale=51.0)
+AS_THEY_ARE = ClassificationRecipe(size=(64, 64), head="probabilities", channels="BGR", mean=(0.1, 0.2, 0.3), std=(0.5, 1, 2))
+
+
+@pytest.mark.parametrize(("recipe", "expected"), [(LOGITS, [0.01715, 0.04661, 0.93624]), (AS_THEY_ARE, [1.8, 0.2, -0.05])])
+def test_classes_have_probabilities_and_channels_their_own_mean_and_deviation(
+    recipe: ClassificationRecipe, expected: list[float]
+) -> None:
+    image = np.full((1, 64, 64, 3), (51, 102, 255), np.uint8)
+    (probabilities,) = session(compose_model(parse(MEANS.format("float[1, 3] output")), recipe)).run(None, {"image": image})
+
+    assert probabilities == pytest.approx(np.array([expected]), abs=1e-4)
+
+
+@pytest.mark.parametrize("output", ["float[1, 3, 1, 1] output", "float[1, 1] output", "float[1, n] output"])
+def test_classifier_has_a_number_for_each_class(output: str) -> None:
+    with pytest.raises(ValueError, match="is not a number for each class"):
+        compose_model(parse(MEANS.format(output)), LOGITS)

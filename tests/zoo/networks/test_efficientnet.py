@@ -69,15 +69,6 @@ def test_labels_name_what_is_in_the_photos() -> None:
     assert {figure.image: labels[next(iter(figure.top))] for figure in PHOTOS if figure.image in SHOWN} == SHOWN
 
 
-def test_images_of_a_batch_do_not_affect_each_other(model: onnxruntime.InferenceSession) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)
-    images = [gradients(), noise, gradients()[::-1], np.zeros_like(noise)]
-    together = probabilities(model, *images)
-
-    assert together.sum(axis=1) == pytest.approx(np.ones(4), abs=1e-5)
-    assert together == pytest.approx(np.concatenate([probabilities(model, image) for image in images]), abs=1e-5)
-
-
 @pytest.mark.usefixtures("triton")
 async def test_the_gateway_answers_the_same(settings: Settings) -> None:
     """It decodes and crops photos as the reference does. Those in ../shared/images are tested where they are."""
