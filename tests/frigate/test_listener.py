@@ -220,12 +220,9 @@ async def test_hanging_image_holds_up_nobody_else_until_it_is_late(world: World,
         assert await waiting == []
 
 
-@pytest.mark.parametrize("transport", ["tcp", "ipc"])
-async def test_another_worker_takes_over(  # noqa: PLR0913, PLR0917
-    world: World, connect: Connect, address: str, tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_another_worker_takes_over(world: World, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not take the address while the first one has it, which ZMQ would allow for a path."""
-    address = address if transport == "tcp" else f"ipc://{tmp_path}/zmq"
+    address = f"ipc://{tmp_path}/zmq"
     log = captured_log(monkeypatch, listener)
     with listening(world, address) as first:
         await eventually(lambda: len(log) == 1)

@@ -137,54 +137,42 @@ def test_image_is_turned_upright(orientation: int) -> None:
         np.testing.assert_array_equal(pixels_of(file), PIXELS)
 
 
-@pytest.mark.parametrize(
-    ("tags", "message"),
-    [
-        ({259: (7,)}, "compressed in a way"),
-        ({262: (5,)}, "not grey, RGB or RGBA"),
-        ({258: (8, 8, 16)}, "not grey, RGB or RGBA"),
-        ({339: (3,)}, "not grey, RGB or RGBA"),
-        ({284: (2,)}, "must be chunky"),
-        ({266: (2,)}, "must be chunky"),
-        ({317: (3,)}, "must be chunky"),
-        ({254: (1,)}, "begins with a thumbnail, as raw photos"),
-    ],
-)
-def test_kind_that_is_not_read_is_told(tags: dict[int, tuple[int, ...]], message: str) -> None:
-    with pytest.raises(UnsupportedFormat, match=message):
-        tiff.read_header(write({**tags_for(PIXELS, 2), **tags}, PIXELS.tobytes()))
-
-
-def test_bigtiff_is_told() -> None:
-    for magic in (b"II+\0", b"MM\0+"):
-        with pytest.raises(UnsupportedFormat, match="a BigTIFF; send a plain TIFF"):
-            read_header(magic + bytes(100), limits(MEGA))
+UNSUPPORTED: list[tuple[dict[int, tuple[int, ...]], str]] = [
+    ({259: (7,)}, "compressed in a way"),
+    ({262: (5,)}, "not grey, RGB or RGBA"),
+    ({258: (8, 8, 16)}, "not grey, RGB or RGBA"),
+    ({339: (3,)}, "not grey, RGB or RGBA"),
+    *(({tag: (value,)}, "must be chunky") for tag, value in ((284, 2), (266, 2), (317, 3))),
+    ({254: (1,)}, "begins with a thumbnail, as raw photos"),
+]
+INVALID: list[tuple[dict[int, tuple[int, ...]], str]] = [
+    ({256: (0,)}, "no pixels"),
+    ({257: (0,)}, "no pixels"),
+    ({278: (4,)}, "strips or tiles, or not those"),
+    ({278: (8,), 273: (8, 8), 279: (1500, 1500)}, "truncated, or its strips overlap"),
+    ({273: (1 << 31,)}, "truncated, or its strips overlap"),
+    ({279: (PIXELS.nbytes - 1,)}, "too short"),
+    ({262: (3,), 258: (8,), 277: (1,), 320: (1,) * 767}, "palette"),
+    *(({tag: (1,) * count}, f"tag {tag} has too many values") for tag, count in ((256, 2), (258, 17), (320, 769), (273, 20_001))),
+]
 
 
 @pytest.mark.parametrize(
-    ("tags", "message"),
+    ("data", "error", "message"),
     [
-        ({256: (0,)}, "no pixels"),
-        ({257: (0,)}, "no pixels"),
-        ({278: (4,)}, "strips or tiles, or not those"),
-        ({278: (8,), 273: (8, 8), 279: (1500, 1500)}, "truncated, or its strips overlap"),
-        ({273: (1 << 31,)}, "truncated, or its strips overlap"),
-        ({279: (PIXELS.nbytes - 1,)}, "too short"),
-        ({262: (3,), 258: (8,), 277: (1,), 320: (1,) * 767}, "palette"),
-        ({256: (1,) * 2}, "tag 256 has too many values"),
-        ({258: (1,) * 17}, "tag 258 has too many values"),
-        ({320: (1,) * 769}, "tag 320 has too many values"),
-        ({273: (1,) * 20_001}, "tag 273 has too many values"),
+        *(
+            (write({**tags_for(PIXELS, 2), **tags}, PIXELS.tobytes()), error, message)
+            for error, cases in ((UnsupportedFormat, UNSUPPORTED), (InvalidImage, INVALID))
+            for tags, message in cases
+        ),
+        *((magic + bytes(100), UnsupportedFormat, "a BigTIFF; send a plain TIFF") for magic in (b"II+\0", b"MM\0+")),
+        (b"II*\0\x08\0\0\0\xff\xff" + bytes(1_000_000), InvalidImage, "too many tags"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_broken_header_is_invalid(tags: dict[int, tuple[int, ...]], message: str) -> None:
-    with pytest.raises(InvalidImage, match=message):
-        tiff.read_header(write({**tags_for(PIXELS, 2), **tags}, PIXELS.tobytes()))
-
-
-def test_too_many_tags_are_refused() -> None:
-    with pytest.raises(InvalidImage, match="too many tags"):
-        tiff.read_header(b"II*\0\x08\0\0\0\xff\xff" + bytes(1_000_000))
+def test_tiff_that_cannot_be_read_is_told(data: bytes, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        read_header(data, limits(MEGA))
 
 
 def test_decoder_sees_no_tag_that_was_not_checked() -> None:

@@ -108,15 +108,6 @@ async def test_redirects_are_checked_like_the_first_address(host: Host, location
     assert len(host.requests) == 1
 
 
-@pytest.mark.parametrize("status", ["204 No Content", "206 Partial", "304 Not Modified", "500 Oops"])
-async def test_any_status_but_200_is_an_error(host: Host, status: str) -> None:
-    host.answers["/cat.jpg"] = response(b"" if status[:3] in {"204", "304"} else b"canary", status)
-    error = await failure(host.fetcher(), host.url())
-
-    assert isinstance(error, ImageNotFetched)
-    assert error.detail == f"the host of the image answered with status {status[:3]}"
-
-
 @pytest.mark.parametrize("headers", [["Content-Length: 1048577"], []], ids=["declared", "streamed"])
 async def test_image_above_the_limit_is_too_large(host: Host, headers: list[str]) -> None:
     sent = 0
@@ -144,6 +135,10 @@ async def test_image_above_the_limit_is_too_large(host: Host, headers: list[str]
 @pytest.mark.parametrize(
     ("answer", "detail"),
     [
+        *(
+            (response(b"" if status[:3] in {"204", "304"} else b"canary", status), f"answered with status {status[:3]}")
+            for status in ("204 No Content", "206 Partial", "304 Not Modified", "500 Oops")
+        ),
         (response(), "empty body"),
         (response(IMAGE, "200 OK", "Content-Encoding: gzip"), "content encoding"),
         (response(IMAGE[:-1], "200 OK", f"Content-Length: {len(IMAGE)}"), "closed the connection"),
@@ -159,6 +154,7 @@ async def test_broken_answer_is_an_error(host: Host, answer: bytes, detail: str)
 
     assert isinstance(error, ImageNotFetched)
     assert detail in error.detail
+    assert "canary" not in error.detail
     assert error.__cause__ is None
 
 
