@@ -164,10 +164,7 @@ REAL = models.models()
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head"),
-        *("decoded_head", "rtdetr"),
-    ],
+    ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head", "decoded_head", "rtdetr"],
 )
 def test_each_format_of_a_real_network(name: str) -> None:
     network, parameters = REAL[name]

@@ -14,10 +14,7 @@ from tests.support import eventually, free_port
 NOT_PUBLIC = "the host of the image has no IP address that may be connected to"
 
 
-@pytest.mark.parametrize(
-    "addresses",
-    [["169.254.169.254"], [LOOPBACK, "10.0.0.1"], ["10.0.0.1", LOOPBACK], ["no address"], []],
-)
+@pytest.mark.parametrize("addresses", [["169.254.169.254"], [LOOPBACK, "10.0.0.1"], ["10.0.0.1", LOOPBACK], ["no address"], []])
 async def test_name_with_an_address_that_is_not_public_is_refused(host: Host, addresses: list[str]) -> None:
     """Even if it has others; a caller cannot tell this from a name that does not exist."""
     host.names[HOST] = addresses

@@ -267,11 +267,7 @@ def test_texts_of_the_file_cannot_damage_the_description(repository: Repository)
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("a:1", "is not a name"),
-        ("own", "versions or configs without a model.toml"),
-        ("raw", "without a model.toml"),
-    ],
+    [("a:1", "is not a name"), ("own", "versions or configs without a model.toml"), ("raw", "without a model.toml")],
 )
 def test_name_that_is_not_free_is_refused(repository: Repository, name: str, message: str) -> None:
     (own := repository.path / "own").mkdir(parents=True)

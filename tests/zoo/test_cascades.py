@@ -86,11 +86,7 @@ def test_cascade_is_written_replaced_and_removed(writable: Repository, capsys: p
         ("steps.text", "steps.mask", "[steps.mask] the answer has a field of this name"),
         ('"red"', '"rod"', "[steps.text] classes: six_columns has no class rod; did you mean red?"),
         ("margin = 0.1", 'crop = "corners"', "[steps.text] crop: six_columns is a detector, whose objects have no corners"),
-        (
-            "margin = 0.1",
-            'crop = "landmarks"',
-            "stretched_columns has no `landmarks` in its config, and six_columns finds none",
-        ),
+        ("margin = 0.1", 'crop = "landmarks"', "stretched_columns has no `landmarks` in its config, and six_columns finds none"),
         ('"six_columns"', '"sorter"', "[steps.plate] model: sorter is a classifier, which finds no objects"),
     ],
 )

@@ -112,12 +112,7 @@ def test_model_of_files_is_an_ensemble_in_production(repository: Repository, net
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b"",
-        NETWORK[:-200],
-        models.models()["six_columns"][0].SerializeToString(),
-        NETWORK.replace(b"Transpose", b"Transmute"),
-    ],
+    [b"", NETWORK[:-200], models.models()["six_columns"][0].SerializeToString(), NETWORK.replace(b"Transpose", b"Transmute")],
     ids=["empty", "cut short", "another head", "unknown operator"],
 )
 def test_file_that_cannot_be_composed_or_is_not_the_expected_one_is_refused(
