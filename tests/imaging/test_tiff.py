@@ -142,7 +142,9 @@ UNSUPPORTED: list[tuple[dict[int, tuple[int, ...]], str]] = [
     ({262: (5,)}, "not grey, RGB or RGBA"),
     ({258: (8, 8, 16)}, "not grey, RGB or RGBA"),
     ({339: (3,)}, "not grey, RGB or RGBA"),
-    *(({tag: (value,)}, "must be chunky") for tag, value in ((284, 2), (266, 2), (317, 3))),
+    ({284: (2,)}, "must be chunky"),
+    ({266: (2,)}, "must be chunky"),
+    ({317: (3,)}, "must be chunky"),
     ({254: (1,)}, "begins with a thumbnail, as raw photos"),
 ]
 INVALID: list[tuple[dict[int, tuple[int, ...]], str]] = [
