@@ -22,15 +22,6 @@ def detect(head: Array, iou: float, *, is_agnostic: bool = False) -> tuple[Array
     return corners[kept], scores[kept], classes[kept]
 
 
-def test_yolo_head_holds_centres_and_sizes() -> None:
-    corners, scores, classes, _ = from_yolo(head_of([[100, 50, 20, 10], [400, 300, 60, 80]], [[0.1, 0.9], [0.5, 0.2]]))
-
-    np.testing.assert_array_equal(corners, [[90, 45, 110, 55], [370, 260, 430, 340]])
-    np.testing.assert_array_equal(scores, np.array([0.9, 0.5], np.float32))
-    assert classes.tolist() == [1, 0]
-    assert [str(found.dtype) for found in (corners, scores, classes)] == ["float32", "float32", "int32"]
-
-
 def test_scores_at_the_floor_are_dropped() -> None:
     below, above = np.float32(MIN_SCORE), np.nextafter(np.float32(MIN_SCORE), np.float32(1))
     head = head_of([[50, 50, 10, 10], [150, 50, 10, 10]], [[below], [above]])
@@ -50,7 +41,7 @@ def test_rows_of_a_decoded_head_are_in_pixels() -> None:
 
 
 @pytest.mark.parametrize("head", [head_of([[50, 50, 10, 10]], [[0.01, 0.02]]), np.zeros((6, 0), np.float32)])
-def test_a_head_without_objects_is_three_empty_arrays(head: Array) -> None:
+def test_head_without_objects_is_three_empty_arrays(head: Array) -> None:
     for corners, scores, classes in (from_yolo(head)[:3], detect(head, 0.7)):
         assert (corners.shape, scores.shape, classes.shape) == ((0, 4), (0,), (0,))
 

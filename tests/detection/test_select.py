@@ -1,7 +1,5 @@
 """Which candidates the caller wants."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,10 +14,6 @@ from app.model.heads import RAW_HEADS, DetectionHead, OutputFormat
 LABELS = ("person", "car", "traffic light")
 
 
-def _keep_best(found: Candidates, max_detections: int) -> Candidates:
-    return found.take(choose_best(found.boxes, max_detections))
-
-
 def candidates(*scores: float, class_ids: list[int] | None = None) -> Candidates:
     boxes = np.arange(len(scores), dtype=np.float32)[:, None] + np.array([[0, 0, 2, 2]], np.float32)
     return Candidates(boxes, np.array(scores, np.float32), np.array(class_ids or [0] * len(scores), np.int32))
@@ -28,8 +22,8 @@ def candidates(*scores: float, class_ids: list[int] | None = None) -> Candidates
 def chosen(
     found: Candidates, *, confidence: float = 0.1, class_ids: frozenset[int] | None = None, max_detections: int = 10
 ) -> list[int]:
-    kept = _keep_best(select(found, confidence=confidence, class_ids=class_ids), max_detections)
-    return [int(x) for x in kept.boxes[:, 0]]
+    kept = select(found, confidence=confidence, class_ids=class_ids)
+    return [int(x) for x in kept.boxes[choose_best(kept.boxes, max_detections), 0]]
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.25, 0.3, 1.0])
@@ -44,30 +38,20 @@ def test_equal_scores_keep_their_order() -> None:
     assert chosen(candidates(*[0.5, 0.9] * 100), max_detections=300) == [*range(1, 200, 2), *range(0, 200, 2)]
 
 
-@pytest.mark.parametrize(
-    "box",
-    [(5, 0, 5, 9), (0, 5, 9, 5), (0, 0, 0, 0), (9, 0, 5, 9), (0, 9, 9, 5), (9, 9, 5, 5)],
-    ids=["no width", "no height", "no size", "negative width", "negative height", "both negative"],
-)
-def test_a_box_without_an_area_is_dropped(box: tuple[int, int, int, int]) -> None:
+@pytest.mark.parametrize("box", [(5, 0, 5, 9), (0, 5, 9, 5), (9, 0, 5, 9), (0, 9, 9, 5)])
+def test_box_without_an_area_is_dropped(box: tuple[int, int, int, int]) -> None:
     """It lies in the padding, or the model put its corners the wrong way round; it takes no place of another box."""
     found = candidates(0.5, 0.9, 0.7)
+    found.boxes[0] = 0, 0, np.nextafter(np.float32(0), np.float32(1)), 2
     found.boxes[1] = box
 
     assert chosen(found, max_detections=1) == [2]
     assert chosen(found, max_detections=3) == [2, 0]
 
 
-def test_a_very_small_box_is_kept() -> None:
-    found = candidates(0.5)
-    found.boxes[0] = 1, 1, np.nextafter(np.float32(1), np.float32(2)), 2
-
-    assert chosen(found) == [1]
-
-
 def test_selection_from_no_candidates_is_empty() -> None:
     for suppression in (None, Suppression(0.5, is_agnostic=True, suppress=suppress)):
-        found = _keep_best(select(candidates(), confidence=0.1, class_ids=frozenset({1}), suppression=suppression), 2)
+        found = select(candidates(), confidence=0.1, class_ids=frozenset({1}), suppression=suppression)
 
         assert found.boxes.shape == (0, 4)
         assert found.scores.shape == found.class_ids.shape == (0,)
@@ -78,8 +62,6 @@ def test_selection_from_no_candidates_is_empty() -> None:
     [
         (None, LABELS, None),
         (["person"], LABELS, {0}),
-        (["traffic light", "car"], LABELS, {1, 2}),
-        (["2"], LABELS, {2}),
         (["0", "person"], LABELS, {0}),
         (["02"], LABELS, {2}),
         ([], LABELS, set()),
@@ -92,20 +74,14 @@ def test_classes_are_names_or_ids(names: list[str] | None, labels: tuple[str, ..
     assert to_class_ids(names, labels) == ids
 
 
-@pytest.mark.parametrize(
-    ("name", "labels"),
-    [
-        *product(["Person", "", "-1", "1.0", "²", "٣", "1_0", "0x1", "+1", "9" * 5000], [(), LABELS]),
-        ("3", LABELS),
-    ],
-)
-def test_any_other_class_is_rejected(name: str, labels: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("name", ["Person", "", "-1", "1.0", "²", "٣", "9" * 5000, "3"])
+def test_any_other_class_is_rejected(name: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        to_class_ids(["0", name], labels)
+        to_class_ids(["0", name], LABELS)
 
-    similar = "; did you mean person?" if name == "Person" and labels else ""
+    similar = "; did you mean person?" if name == "Person" else ""
     assert caught.value.detail == f"classes: {name[:64]!r} is not a class of this model{similar}"
-    assert to_class_ids(["0", name], labels, drops_unknown=True) == frozenset({0})
+    assert to_class_ids(["0", name], LABELS, drops_unknown=True) == frozenset({0})
 
 
 def test_many_classes_are_not_each_compared_with_all_labels() -> None:
@@ -128,7 +104,7 @@ def test_many_classes_are_not_each_compared_with_all_labels() -> None:
     assert compared < 1000
 
 
-def test_an_id_that_no_candidate_can_have_finds_nothing() -> None:
+def test_id_that_no_candidate_can_have_finds_nothing() -> None:
     """An id beyond the range of the array's integers must not raise."""
     assert chosen(candidates(0.9, class_ids=[1]), class_ids=frozenset({1, 10**30})) == [0]
     assert chosen(candidates(0.9, class_ids=[1]), class_ids=frozenset({10**30})) == []
@@ -169,12 +145,7 @@ def plainly(
     return kept
 
 
-@given(
-    crowds(),
-    st.sampled_from([0.0, 0.25, 0.5]),
-    st.none() | st.frozensets(st.integers(0, 2)),
-    suppressions,
-)
+@given(crowds(), st.sampled_from([0.0, 0.25, 0.5]), st.none() | st.frozensets(st.integers(0, 2)), suppressions)
 def test_suppression_is_that_of_a_plain_loop(
     found: Candidates, confidence: float, class_ids: frozenset[int] | None, suppression: Suppression
 ) -> None:
@@ -184,35 +155,30 @@ def test_suppression_is_that_of_a_plain_loop(
     assert [(s, c, b) for b, s, c in zip(*(part.tolist() for part in kept[:3]), strict=True)] == expected
 
 
-@pytest.mark.parametrize("output_format", OutputFormat)
-def test_by_default_only_raw_heads_are_suppressed(output_format: OutputFormat) -> None:
-    """Other models have found each object once."""
-    head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=1.0)
+@pytest.mark.parametrize(
+    ("output_format", "iou", "max_iou", "is_agnostic", "expected"),
+    [
+        (OutputFormat.YOLO_HEAD, None, 1.0, False, 0.45),
+        (OutputFormat.YOLOV5_HEAD, None, 1.0, False, 0.45),
+        (OutputFormat.YOLOX_HEAD, None, 1.0, False, 0.45),
+        *((output_format, None, 1.0, False, None) for output_format in OutputFormat if output_format not in RAW_HEADS),
+        *((output_format, 0.3, 0.5, False, 0.3) for output_format in OutputFormat),
+        *((output_format, None, 0.5, True, 0.45) for output_format in OutputFormat),
+        (OutputFormat.END_TO_END, 0.5, 0.5, False, None),  # the model leaves no more
+        (OutputFormat.END_TO_END, 0.5, 0.5, True, 0.5),
+        (OutputFormat.YOLO_HEAD, 1.0, 1.0, False, 1.0),
+    ],
+)
+def test_duplicates_are_suppressed_where_the_model_does_not(
+    output_format: OutputFormat, iou: float | None, max_iou: float, expected: float | None, *, is_agnostic: bool
+) -> None:
+    head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=max_iou)
 
-    is_raw = output_format in {OutputFormat.YOLO_HEAD, OutputFormat.YOLOV5_HEAD, OutputFormat.YOLOX_HEAD}
-    expected = Suppression(0.45, is_agnostic=False, suppress=suppress) if is_raw else None
-    assert to_suppression(None, head, is_agnostic=False) == expected
-
-
-@pytest.mark.parametrize("output_format", OutputFormat)
-def test_a_requested_overlap_is_suppressed_for_every_model(output_format: OutputFormat) -> None:
-    head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=0.5)
-
-    for iou in (0.0, 0.3, 0.49):
-        assert to_suppression(iou, head, is_agnostic=False) == Suppression(iou, is_agnostic=False, suppress=suppress)
-    assert to_suppression(None, head, is_agnostic=True) == Suppression(0.45, is_agnostic=True, suppress=suppress)
-
-
-@pytest.mark.parametrize("output_format", [each for each in OutputFormat if each not in RAW_HEADS])
-@pytest.mark.parametrize("max_iou", [0.5, 1.0])
-def test_a_requested_overlap_that_the_model_leaves_is_no_work(output_format: OutputFormat, max_iou: float) -> None:
-    head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.5, max_iou=max_iou)
-
-    assert to_suppression(max_iou, head, is_agnostic=False) is None
-    assert to_suppression(max_iou, head, is_agnostic=True) == Suppression(max_iou, is_agnostic=True, suppress=suppress)
+    suppression = None if expected is None else Suppression(expected, is_agnostic, suppress)
+    assert to_suppression(iou, head, is_agnostic=is_agnostic) == suppression
 
 
-def test_a_model_that_suppresses_boxes_cannot_be_asked_for_more() -> None:
+def test_model_that_suppresses_boxes_cannot_be_asked_for_more() -> None:
     """The suppressed boxes are gone."""
     head = DetectionHead(output_format=OutputFormat.END_TO_END, has_normalized_boxes=False, iou=0.45, max_iou=0.45)
 

@@ -102,10 +102,6 @@ def hostile_tags() -> bytes:
     return b"II*\0" + struct.pack("<LH", 8, tags) + entries + bytes(size - len(entries) - 10)
 
 
-def insert_segment(jpeg: bytes, marker: int, content: bytes) -> bytes:
-    return jpeg[:2] + bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content + jpeg[2:]
-
-
 def png(width: int, height: int, depth: int, colour: int, data: bytes = b"") -> bytes:
     """Write a PNG by hand; without data, the header is valid and there are no pixels."""
     lines = [b"\0" + data[i : i + len(data) // height] for i in range(0, len(data), len(data) // height)] if data else []

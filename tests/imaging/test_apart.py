@@ -8,7 +8,6 @@ from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from itertools import product
 
 import cv2
 import numpy as np
@@ -22,8 +21,6 @@ from app.errors import GatewayFull, InvalidImage
 from app.imaging.apart import Decoders, find_size
 from tests.browser import running_browser
 from tests.imaging.samples import AVIF, HEIC, NOISE, PIXELS, encode
-
-FILES = pytest.mark.parametrize(("data", "name"), [(AVIF, "AVIF"), (HEIC, "HEIC")], ids=["AVIF", "HEIC"])
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +39,10 @@ def check_blocks(pixels: NDArray[np.uint8]) -> None:
     np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=3)
 
 
-@FILES
-def test_pixels_are_upright(decoders: Decoders, data: bytes, name: str) -> None:
+def test_pixels_are_upright(decoders: Decoders) -> None:
     """The size is that of the image, not of its tile."""
-    check_blocks(decoders.decode(data, name))
+    check_blocks(decoders.decode(AVIF, "AVIF"))
+    check_blocks(decoders.decode(HEIC, "HEIC"))
 
 
 def test_single_pillow_is_installed() -> None:
@@ -54,7 +51,7 @@ def test_single_pillow_is_installed() -> None:
     assert [package.version for package in packages] == [PIL.__version__]
 
 
-@pytest.mark.parametrize(("turns", "axis"), list(product(range(4), (None, 0, 1))))
+@pytest.mark.parametrize(("turns", "axis"), [(0, None), (1, 0), (2, 1), (3, None)])
 def test_rotation_and_mirroring_of_an_avif_are_applied(decoders: Decoders, turns: int, axis: int | None) -> None:
     """First the rotation, then the mirroring, as MIAF has it. Source: ISO/IEC 23008-12, 6.5.10 and 6.5.12."""
     at = AVIF.index(b"irot") + 4
@@ -109,16 +106,8 @@ SHOWN = """async (url) => {
 }"""
 
 
-def test_an_avif_is_cropped_to_an_aperture_in_its_corner(decoders: Decoders) -> None:
-    """It is cropped before it is turned. Chromium ignores other apertures."""
-    whole = decoders.decode(AVIF, "AVIF")
-
-    np.testing.assert_array_equal(decoders.decode(with_aperture(AVIF, 5, CORNER), "AVIF"), whole[:, 24:])
-    for aperture in NONE:
-        np.testing.assert_array_equal(decoders.decode(with_aperture(AVIF, 5, aperture), "AVIF"), whole)
-
-
-async def test_an_avif_is_cropped_as_chromium_shows_it(decoders: Decoders) -> None:
+async def test_avif_is_cropped_as_chromium_shows_it(decoders: Decoders) -> None:
+    """To an aperture in its corner, before it is turned; Chromium ignores other apertures."""
     async with running_browser() as browser:
         page = await browser.new_page()
         for aperture in (CORNER, *NONE):
@@ -126,15 +115,16 @@ async def test_an_avif_is_cropped_as_chromium_shows_it(decoders: Decoders) -> No
             width, height, shown = await page.evaluate(SHOWN, f"data:image/avif;base64,{b64encode(data).decode()}")
             pixels = np.reshape(shown, (height, width, 4))[:, :, :3]
             np.testing.assert_allclose(decoders.decode(data, "AVIF").astype(int), pixels, atol=3)
+            assert (aperture == CORNER) == (width == 8)
 
 
-def test_a_heic_is_cropped_to_any_aperture(decoders: Decoders) -> None:
+def test_heic_is_cropped_to_any_aperture(decoders: Decoders) -> None:
     whole = decoders.decode(HEIC, "HEIC")
     for aperture, expected in ((CORNER, whole[:, 24:]), (MIDDLE, whole[4:12, 12:20])):
         np.testing.assert_array_equal(decoders.decode(with_aperture(HEIC, 3, aperture), "HEIC"), expected)
 
 
-def test_an_image_has_no_more_pixels_than_its_boxes_say(decoders: Decoders) -> None:
+def test_image_has_no_more_pixels_than_its_boxes_say(decoders: Decoders) -> None:
     """An AVIF is scaled to them; in a HEIC, another box has the size, too."""
     avif, heic = (data.replace(struct.pack(">LL", *find_size(data)), struct.pack(">LL", 16, 16)) for data in (AVIF, HEIC))
 
@@ -143,7 +133,7 @@ def test_an_image_has_no_more_pixels_than_its_boxes_say(decoders: Decoders) -> N
         decoders.decode(heic, "HEIC")
 
 
-def test_a_large_frame_behind_a_small_size_is_invalid(decoders: Decoders) -> None:
+def test_large_frame_behind_a_small_size_is_invalid(decoders: Decoders) -> None:
     """It would take 150 MB; the limit is 16 MiB more than for the small size. Other files are decoded as before."""
     large = cv2.imencode(".avif", np.zeros((3000, 4000, 3), np.uint8), [cv2.IMWRITE_AVIF_SPEED, 10])[1].tobytes()
     small = large.replace(struct.pack(">LL", 4000, 3000), struct.pack(">LL", 64, 48))
@@ -167,7 +157,7 @@ def test_files_are_decoded_at_once(decoders: Decoders) -> None:
         assert list(threads.map(shape, files)) == [(16, 32, 3), (16, 32, 3), (48, 64, 3), None] * 10
 
 
-def test_the_program_ignores_signals_to_its_group_and_is_replaced_when_it_dies() -> None:
+def test_program_ignores_signals_to_its_group_and_is_replaced_when_it_dies() -> None:
     """A graceful stop still needs it; a Ctrl-C reaches all processes of the terminal."""
     decoders = Decoders()
     check_blocks(decoders.decode(AVIF, "AVIF"))
@@ -185,7 +175,7 @@ def test_the_program_ignores_signals_to_its_group_and_is_replaced_when_it_dies()
     assert not psutil.pid_exists(first.pid)
 
 
-def test_a_program_that_cannot_start_makes_the_gateway_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_cannot_start_makes_the_gateway_full(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError
 
@@ -196,7 +186,7 @@ def test_a_program_that_cannot_start_makes_the_gateway_full(monkeypatch: pytest.
     decoders.close()
 
 
-def test_an_avif_with_alpha_or_without_colours_becomes_rgb(decoders: Decoders) -> None:
+def test_avif_with_alpha_or_without_colours_becomes_rgb(decoders: Decoders) -> None:
     for mode in ("RGBA", "L"):
         pixels = np.asarray(Image.new(mode, (40, 30), "white"))
         file = cv2.imencode(".avif", pixels)[1].tobytes()

@@ -4,7 +4,6 @@ PNG and Deflate have checksums, and the decoder of AVIF notices what does not en
 formats, changed bytes may be another picture of the same size. LZW and PackBits then have another length, more often than not.
 """
 
-from collections.abc import Callable
 from io import BytesIO
 from random import Random
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from tests.imaging.samples import HEIC, MEGA, encode, limits, pixels_of
 from tests.support import sample_image
 
 CAT = Image.open(BytesIO(sample_image("chelsea.jpg"))).convert("RGB").resize((150, 100))
-_END_BYTES = 20
+END_BYTES = 20
 """At the end of a file, marks of the end and padding: an image may be whole without them."""
 
 
@@ -34,7 +33,7 @@ class Format(NamedTuple):
     gap: int = 100
     zeroed: int = 0
     flipped: int = 0
-    times: int = 200
+    times: int = 50
     """How many are damaged; less where each takes a process."""
     zeros_are_pixels: bool = False
     """Whether zeros may be pixels of one colour."""
@@ -54,55 +53,44 @@ def encode_tiff(compression: int) -> bytes:
 FILES = {
     "JPEG": Format(encode_jpeg("RGB"), zeroed=20),
     "JPEG, grey": Format(encode_jpeg("L"), zeroed=20, zeros_are_pixels=True),
-    "JPEG, progressive": Format(encode_jpeg("RGB", progressive=True), gap=95, zeroed=20),  # it may end between two scans
+    "JPEG, progressive": Format(encode_jpeg("RGB", progressive=True), gap=90, zeroed=20),  # it may end between two scans
     "JPEG, CMYK": Format(encode_jpeg("CMYK"), zeroed=20),
     "PNG": Format(encode(CAT, "PNG"), zeroed=100, flipped=100),
     "WebP": Format(encode(CAT, "WEBP", lossless=False)),
     "WebP, lossless": Format(encode(CAT, "WEBP")),
-    "GIF": Format(encode(CAT, "GIF"), gap=95, zeroed=90),
+    "GIF": Format(encode(CAT, "GIF"), gap=90, zeroed=90),
     "BMP": Format(encode(CAT, "BMP"), zeros_are_pixels=True),
     "TIFF": Format(encode_tiff(1), zeros_are_pixels=True),
     "TIFF, Deflate": Format(encode_tiff(8), zeroed=100, flipped=100),
-    "TIFF, LZW": Format(encode_tiff(5), zeroed=90, times=20),
-    "TIFF, PackBits": Format(encode_tiff(32773), zeroed=50, zeros_are_pixels=True, times=20),
-    "AVIF": Format(encode(CAT, "AVIF"), zeroed=100, flipped=100, times=20),
-    "HEIC": Format(HEIC, times=20),
+    "TIFF, LZW": Format(encode_tiff(5), zeroed=90, times=10),
+    "TIFF, PackBits": Format(encode_tiff(32773), zeroed=50, zeros_are_pixels=True, times=10),
+    "AVIF": Format(encode(CAT, "AVIF"), zeroed=100, flipped=100, times=10),
+    "HEIC": Format(HEIC, times=10),
 }
 
 
-def cut(data: bytes, random: Random) -> bytes:
-    return data[: random.randrange(40, len(data) - _END_BYTES)]
-
-
-def gap(data: bytes, random: Random) -> bytes:
-    """Leave out what precedes the end."""
-    return data[: random.randrange(_half(data), len(data) - _END_BYTES)] + data[-_END_BYTES // 2 :]
-
-
-def zeroed(data: bytes, random: Random) -> bytes:
-    at, length = random.randrange(_half(data), len(data) - _END_BYTES), random.choice([16, 300, 2000])
-    return data[:at] + bytes(len(data[at : at + length])) + data[at + length :]
-
-
-def flipped(data: bytes, random: Random) -> bytes:
-    at = random.randrange(_half(data), len(data) - _END_BYTES)
+def damaged(data: bytes, damage: str, random: Random) -> bytes:
+    if damage == "cut":
+        return data[: random.randrange(40, len(data) - END_BYTES)]
+    # Half of the pixels precede, not the boxes of an AVIF or HEIC.
+    at = random.randrange(max(len(data) // 2, data.find(b"mdat") + 8), len(data) - END_BYTES)
+    if damage == "gap":
+        return data[:at] + data[-END_BYTES // 2 :]
+    if damage == "zeroed":
+        length = len(data[at : at + random.choice([16, 300, 2000])])
+        return data[:at] + bytes(length) + data[at + length :]
     return data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :]
 
 
-def _half(data: bytes) -> int:
-    """Return where half of the pixels precede, not the boxes of an AVIF or HEIC."""
-    return max(len(data) // 2, data.find(b"mdat") + 8)
-
-
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", [cut, gap, zeroed, flipped])
-def test_damaged_file_is_refused_as_far_as_its_damage_is_seen(name: str, damage: Callable[[bytes, Random], bytes]) -> None:
+@pytest.mark.parametrize("damage", ["cut", "gap", "zeroed", "flipped"])
+def test_damaged_file_is_refused_as_far_as_its_damage_is_seen(name: str, damage: str) -> None:
     tested = FILES[name]
     shape = pixels_of(tested.whole).shape
     random = Random(29)  # noqa: S311 - not a secret
     refused = 0
     for _ in range(tested.times):
-        data = damage(tested.whole, random)
+        data = damaged(tested.whole, damage, random)
         if name in {"JPEG", "JPEG, grey"} and len(data) > len(tested.whole) // 2:
             assert decode(read_header(data, limits(MEGA)), (1, 1), allows_truncated=True).size
         try:
@@ -112,7 +100,7 @@ def test_damaged_file_is_refused_as_far_as_its_damage_is_seen(name: str, damage:
             continue
         assert pixels.shape == shape
         assert tested.zeros_are_pixels or np.ptp(pixels[-1])
-    assert refused * 100 >= tested.times * getattr(tested, damage.__name__)
+    assert refused * 100 >= tested.times * getattr(tested, damage)
 
 
 def test_gif_of_several_frames_has_all_of_the_first() -> None:

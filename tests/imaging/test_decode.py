@@ -5,9 +5,8 @@ import random
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache, partial
 from io import BytesIO
 from typing import Any
 from unittest.mock import Mock
@@ -50,10 +49,9 @@ BLOCKS, PALETTE = Image.fromarray(PIXELS), Image.fromarray(PIXELS).quantize(8)
 ANIMATION = {"save_all": True, "append_images": [Image.fromarray(PIXELS[::-1].copy())]}
 COLOURS = np.asarray(PALETTE.convert("RGB"))
 """Those of the palette's pixels."""
-
-
-def with_alpha(alpha: int) -> Image.Image:
-    return Image.fromarray(np.dstack([PIXELS, np.full(PIXELS.shape[:2], alpha, np.uint8)]))
+CLEAR = Image.fromarray(np.dstack([PIXELS, np.zeros(PIXELS.shape[:2], np.uint8)]))
+QUICK = {"PNG": {"compress_level": 1}, "WEBP": {"method": 0, "quality": 0}}
+"""Options for fast encoding, by format."""
 
 
 @pytest.mark.parametrize(
@@ -61,11 +59,10 @@ def with_alpha(alpha: int) -> Image.Image:
     [
         *((BLOCKS, name, {}, PIXELS) for name in ("PNG", "WEBP", "BMP", "TIFF")),
         *((BLOCKS, name, ANIMATION, PIXELS) for name in ("GIF", "WEBP")),
-        *((with_alpha(alpha), name, {"exact": True}, PIXELS) for alpha in (0, 128, 255) for name in ("PNG", "WEBP")),
+        *((CLEAR, name, {"exact": True}, PIXELS) for name in ("PNG", "WEBP")),
         (Image.fromarray(np.dstack([GREY_BLOCKS, GREY_BLOCKS // 2])), "PNG", {}, to_rgb(GREY_BLOCKS)),
-        *((PALETTE, "PNG", {"transparency": value}, COLOURS) for value in (0, 3, bytes(range(8)), bytes(8))),
-        *((PALETTE, "GIF", {"transparency": value}, COLOURS) for value in (0, 3)),
-        (Image.new("L", (4, 4)), "PNG", {"transparency": 0}, np.zeros((4, 4, 3))),
+        *((PALETTE, "PNG", {"transparency": value}, COLOURS) for value in (3, bytes(range(8)))),
+        (PALETTE, "GIF", {"transparency": 3}, COLOURS),
         (Image.new("RGB", (4, 4), (10, 20, 30)), "PNG", {"transparency": (10, 20, 30)}, np.full((4, 4, 3), (10, 20, 30))),
     ],
 )
@@ -74,37 +71,21 @@ def test_lossless_formats_are_decoded_exactly(
 ) -> None:
     data = encode(image, image_format, **options)
 
-    np.testing.assert_array_equal(pixels_of(data), expected)
     np.testing.assert_array_equal(pixels_of(data + b"PK\x03\x04 an archive"), expected)
 
 
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        *((encode(BLOCKS, "JPEG", progressive=progressive), PIXELS) for progressive in (False, True)),
+        (encode(BLOCKS, "JPEG", progressive=True), PIXELS),
         (encode(BLOCKS, "MPO", save_all=True, append_images=[NOISE], quality=95, subsampling=0), PIXELS),
         (encode(Image.fromarray(GREY_BLOCKS), "JPEG"), to_rgb(GREY_BLOCKS)),
-        *(
-            (encode(Image.new("RGB", (16, 16), colour).convert("CMYK"), "JPEG"), np.full((16, 16, 3), colour))
-            for colour in ((255, 0, 0), (0, 255, 0), (30, 60, 90))
-        ),
+        (encode(Image.new("RGB", (16, 16), (30, 60, 90)).convert("CMYK"), "JPEG"), np.full((16, 16, 3), (30, 60, 90))),
     ],
 )
 def test_jpeg_is_decoded_to_within_its_loss(data: bytes, expected: NDArray[np.uint8]) -> None:
     """Phones append a second image to a JPEG, as an MPO; it is ignored."""
     np.testing.assert_allclose(pixels_of(data).astype(int), expected, atol=6)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_jpeg_is_turned_upright(orientation: int) -> None:
-    data = encode(Image.fromarray(store(PIXELS, orientation)), "JPEG", exif=exif_of(orientation))
-
-    header = read_header(data, limits(MEGA))
-    pixels = decode(header, (32, 16))
-
-    assert (header.width, header.height, header.orientation) == (32, 16, orientation)
-    np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=6)
-    assert pixels.flags.c_contiguous
 
 
 def test_palette_with_alpha_keeps_its_colours() -> None:
@@ -116,7 +97,7 @@ def test_palette_with_alpha_keeps_its_colours() -> None:
 
 @pytest.mark.parametrize(
     ("colour", "channels", "width", "height"),
-    [(GREY, 1, 256, 256), (GREY, 1, 1200, 1001), (GREY_ALPHA, 2, 256, 256), (RGB, 3, 256, 256), (RGBA, 4, 256, 256)],
+    [(GREY, 1, 1200, 1001), (GREY_ALPHA, 2, 256, 256), (RGB, 3, 256, 256), (RGBA, 4, 256, 256)],
 )
 def test_sixteen_bits_are_scaled(colour: int, channels: int, width: int, height: int) -> None:
     values = np.resize(np.arange(65536, dtype=np.uint16), (height, width, channels))
@@ -127,43 +108,29 @@ def test_sixteen_bits_are_scaled(colour: int, channels: int, width: int, height:
     np.testing.assert_array_equal(pixels, high[:, :, :3] if channels > 2 else to_rgb(high[:, :, 0]))
 
 
-QUICK = {"PNG": {"compress_level": 1}, "WEBP": {"method": 0, "quality": 0}}
-"""Options for fast encoding, by format."""
-
-
-def large(mode: str) -> Image.Image:
-    if mode == "P":
-        return NOISE.quantize(60).resize((1200, 1001))
-    image = NOISE.resize((1200, 1001))
-    if mode.endswith("A"):
-        image.putalpha(image.convert("L"))
-    return image.convert(mode)
-
-
 @pytest.mark.parametrize(
-    ("mode", "image_format"),
+    ("mode", "image_format", "options"),
     [
-        *[(mode, "PNG") for mode in ("RGB", "RGBA", "LA", "L", "1", "P")],
-        *[("RGB", "BMP"), ("RGB", "WEBP"), ("P", "GIF"), ("P", "BMP"), ("CMYK", "JPEG")],
+        *((mode, "PNG", {}) for mode in ("RGBA", "LA", "1")),
+        ("P", "PNG", {"transparency": bytes(range(60))}),
+        ("P", "BMP", {}),
+        ("RGB", "WEBP", {}),
+        ("CMYK", "JPEG", {}),
     ],
 )
-def test_large_image_has_the_pixels_that_pillow_converts(mode: str, image_format: str) -> None:
+def test_large_image_has_the_pixels_that_pillow_converts(mode: str, image_format: str, options: dict[str, Any]) -> None:
     """A large image is converted in bands, the last of which is smaller than the others."""
-    data = encode(large(mode), image_format, **QUICK.get(image_format, {}))
+    image = (NOISE.quantize(60) if mode == "P" else NOISE).resize((1200, 1001))
+    if mode.endswith("A"):
+        image.putalpha(image.convert("L"))
+    image = image if mode == "P" else image.convert(mode)
+    data = encode(image, image_format, **QUICK.get(image_format, {}), **options)
 
     with Image.open(BytesIO(data)) as file:
-        np.testing.assert_array_equal(pixels_of(data), np.asarray(file.convert("RGB")))
+        np.testing.assert_array_equal(pixels_of(data), np.asarray((image if options else file).convert("RGB")))
 
 
-def test_large_palette_with_transparency_keeps_its_colours() -> None:
-    palette = large("P")
-
-    pixels = pixels_of(encode(palette, "PNG", transparency=bytes(range(60))))
-
-    np.testing.assert_array_equal(pixels, np.asarray(palette.convert("RGB")))
-
-
-@pytest.mark.parametrize(("depth", "colour"), [(8, RGB), (8, RGBA), (16, RGBA), (16, GREY), (1, GREY)])
+@pytest.mark.parametrize(("depth", "colour"), [(8, RGB), (16, RGBA), (16, GREY), (1, GREY)])
 def test_decoding_a_large_image_makes_no_whole_copies(depth: int, colour: int) -> None:
     channels = {GREY: 1, RGB: 3, RGBA: 4}[colour]
     header = read_header(png(4000, 3000, depth, colour, bytes(4000 * 3000 * channels * depth // 8)), limits(12 * MEGA))
@@ -182,42 +149,67 @@ def test_pillows_image_is_released_once_it_is_decoded(length: int | None) -> Non
         header.file.getpixel((0, 0))
 
 
-@cache
-def flat(mode: str, image_format: str, orientation: int = 1, size: tuple[int, int] = (4000, 3000), **options: int) -> bytes:
-    image = Image.new(mode, size, (99,) * len(mode) if mode != "P" else 9)
-    exif = {} if orientation == 1 else {"exif": exif_of(orientation)}
-    return encode(image, image_format, **exif, **options, **QUICK.get(image_format, {}))
+# Decodes each file in a separate process, and prints the memory taken, in bytes.
+MEASURE = """
+import os, pickle, sys
+from pathlib import Path
+from app.imaging.decode import decode
+from app.imaging.header import PixelLimits, read_header
+def status(field):
+    return int(Path("/proc/self/status").read_text().partition(field + ":")[2].split()[0]) * 1024
+while sys.stdin.buffer.peek(1):
+    data, size = pickle.load(sys.stdin.buffer)
+    if os.fork() == 0:
+        header = read_header(data, PixelLimits(10**8, 10**8))
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        before = status("VmRSS")
+        decode(header, size)
+        print(status("VmHWM") - before, flush=True)
+        os._exit(0)
+    if os.wait()[1]:
+        sys.exit("it failed")
+"""
 
 
-Make = Callable[[], bytes]
-"""Encodes an image when a test runs, not when tests are collected."""
-ESTIMATES = {
-    "JPEG": (partial(flat, "RGB", "JPEG"), (2001, 1501), 3),
-    "half a JPEG": (partial(flat, "RGB", "JPEG"), (2000, 1500), 3 / 4),
-    "upside down": (partial(flat, "RGB", "JPEG", 3), (4000, 3000), 6),
-    "sideways": (partial(flat, "RGB", "JPEG", 6), (1500, 2000), 6 / 4),
-    "progressive": (partial(flat, "RGB", "JPEG", progressive=True), (2000, 1500), 3 / 4 + 8),
-    "CMYK": (partial(flat, "CMYK", "JPEG"), (1999, 1499), 7 / 4),
-    "progressive CMYK": (partial(flat, "CMYK", "JPEG", progressive=True), (4000, 3000), 7 + 8),
-    "PNG": (partial(flat, "RGBA", "PNG"), (1, 1), 7),
-    "turned PNG": (partial(flat, "RGB", "PNG", 6), (1, 1), 7),
-    "BMP": (partial(flat, "RGB", "BMP"), (1, 1), 7),
-    "GIF": (partial(flat, "P", "GIF"), (1, 1), 7),
-    "WebP": (partial(flat, "RGB", "WEBP"), (1, 1), 16),
-    "TIFF": (partial(flat, "RGB", "TIFF"), (1, 1), 16),
-}
+@pytest.fixture(scope="module")
+def measuring() -> Iterator["subprocess.Popen[bytes]"]:
+    command = [sys.executable, "-c", MEASURE]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
 
 
-@pytest.mark.parametrize(("make", "min_decode_size", "pixel_bytes"), ESTIMATES.values(), ids=ESTIMATES)
-def test_memory_is_estimated_by_the_format_and_size(make: Make, min_decode_size: tuple[int, int], pixel_bytes: float) -> None:
-    """That of a TIFF includes two copies of the file."""
-    data = make()
+@pytest.mark.parametrize(
+    ("kind", "options", "min_decode_size", "pixel_bytes"),
+    [
+        ("RGB JPEG", {}, (2001, 1501), 3),
+        ("RGB JPEG", {}, (2000, 1500), 3 / 4),
+        ("RGB JPEG", {"exif": exif_of(6)}, (1500, 2000), 6 / 4),
+        ("RGB JPEG", {"progressive": True}, (2000, 1500), 3 / 4 + 8),
+        ("CMYK JPEG", {}, (1999, 1499), 7 / 4),
+        ("CMYK JPEG", {"progressive": True}, (4000, 3000), 7 + 8),
+        ("RGB PNG", {"exif": exif_of(6)}, (1, 1), 7),
+        ("P GIF", {}, (1, 1), 7),
+        ("RGB WEBP", {}, (1, 1), 16),
+        ("RGB TIFF", {}, (1, 1), 16),
+    ],
+)
+def test_decoding_takes_no_more_memory_than_estimated(
+    measuring: "subprocess.Popen[bytes]", kind: str, options: dict[str, Any], min_decode_size: tuple[int, int], pixel_bytes: float
+) -> None:
+    """The estimate of a TIFF includes two copies of the file."""
+    mode, image_format = kind.split()
+    image = Image.new(mode, (4000, 3000), 9 if mode == "P" else (99,) * len(mode))
+    data = encode(image, image_format, **options, **QUICK.get(image_format, {}))
     header = read_header(data, limits(12 * MEGA))
     most = PixelLimits(jpeg=12 * MEGA, non_jpeg=0 if header.file is None and header.tiff is None else 12 * MEGA)
+    assert measuring.stdin is not None
+    assert measuring.stdout is not None
+    pickle.dump((data, min_decode_size), measuring.stdin)
+    measuring.stdin.flush()
 
-    estimate = estimate_decoding(header, min_decode_size).nbytes
-
-    assert estimate == 12 * MEGA * pixel_bytes + (2 * len(data) if header.tiff else 0)
+    estimate, copies = estimate_decoding(header, min_decode_size).nbytes, 2 * len(data) if header.tiff else 0
+    assert int(measuring.stdout.readline()) < estimate + 8_000_000
+    assert estimate == 12 * MEGA * pixel_bytes + copies
     assert estimate <= max_decode_bytes(most, len(data) if header.tiff else 0)
 
 
@@ -237,75 +229,17 @@ def test_memory_of_an_image_that_is_decoded_apart_is_reserved_before(data: bytes
         read_header(data, limits(MEGA), Mock(side_effect=MemoryError))
 
 
-# Decodes each file in a separate process, and prints the memory taken and the estimate, in bytes.
-MEASURE = """
-import os, pickle, sys
-from pathlib import Path
-from app.imaging.decode import decode, estimate_decoding
-from app.imaging.header import PixelLimits, read_header
-def status(field):
-    return int(Path("/proc/self/status").read_text().partition(field + ":")[2].split()[0]) * 1024
-while sys.stdin.buffer.peek(1):
-    data, size = pickle.load(sys.stdin.buffer)
-    if os.fork() == 0:
-        header = read_header(data, PixelLimits(10**8, 10**8))
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-        before = status("VmRSS")
-        decode(header, size)
-        print(status("VmHWM") - before, estimate_decoding(header, size).nbytes, flush=True)
-        os._exit(0)
-    if os.wait()[1]:
-        sys.exit("it failed")
-"""
-
-
-@pytest.fixture(scope="module")
-def measuring() -> Iterator["subprocess.Popen[bytes]"]:
-    command = [sys.executable, "-c", MEASURE]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        yield process
-
-
-@pytest.mark.parametrize(("make", "min_decode_size"), [case[:2] for case in ESTIMATES.values()], ids=ESTIMATES)
-def test_decoding_takes_no_more_memory_than_estimated(
-    measuring: "subprocess.Popen[bytes]", make: Make, min_decode_size: tuple[int, int]
-) -> None:
-    assert measuring.stdin is not None
-    assert measuring.stdout is not None
-    pickle.dump((make(), min_decode_size), measuring.stdin)
-    measuring.stdin.flush()
-
-    taken, estimate = map(int, measuring.stdout.readline().split())
-    assert taken < estimate + 8_000_000
-
-
 def decode_or_refuse(data: bytes) -> None:
     """Read and decode a file; only errors of the gateway may be raised."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), suppress(GatewayError):
         warnings.simplefilter("ignore")
-        try:
-            header = read_header(data, limits(MEGA))
-            pixels = decode(header, (header.width, header.height))
-        except GatewayError:
-            return
-    assert pixels.shape == (header.height, header.width, 3)
+        header = read_header(data, limits(MEGA))
+        assert decode(header, (header.width, header.height)).shape == (header.height, header.width, 3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(
-    st.sampled_from(
-        [
-            b"",
-            b"\xff\xd8\xff",
-            b"\x89PNG\r\n\x1a\n",
-            b"RIFF\0\0\0\0WEBP",
-            b"GIF89a",
-            b"GIF87a",
-            b"BM",
-            b"II*\0\x08\0\0\0",
-            b"\0\0\0\x0cftypavif",
-        ]
-    ),
+    st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP", b"GIF89a", b"BM", b"II*\0\x08\0\0\0"]),
     st.binary(),
 )
 def test_random_bytes_raise_only_gateway_errors(magic: bytes, rest: bytes) -> None:
@@ -314,10 +248,10 @@ def test_random_bytes_raise_only_gateway_errors(magic: bytes, rest: bytes) -> No
 
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_damaged_files_raise_only_gateway_errors(image_format: str) -> None:
-    data = encode(Image.fromarray(PIXELS), image_format, **({} if image_format in {"GIF", "BMP"} else {"exif": exif_of(6)}))
+    data = encode(BLOCKS, image_format, **({} if image_format in {"GIF", "BMP"} else {"exif": exif_of(6)}))
     chance = random.Random(image_format)  # noqa: S311
 
-    for _ in range(300):
+    for _ in range(100):
         damaged = bytearray(data)
         for _ in range(chance.randint(1, 4)):
             damaged[chance.randrange(min(len(data), 200))] = chance.choice((0, 1, 0x7F, 0xFF, chance.randrange(256)))
@@ -331,69 +265,51 @@ def gradient(width: int, height: int) -> NDArray[np.uint8]:
     return np.dstack([np.tile(across, (height, 1)), np.tile(down[:, None], (1, width)), np.full((height, width), 99, np.uint8)])
 
 
-@pytest.mark.parametrize("min_decode_size", [(600, 450), (1000, 400), (200, 750)])
 @pytest.mark.parametrize("orientation", [1, 3, 6, 7])
-def test_large_jpeg_is_decoded_at_a_reduced_size(orientation: int, min_decode_size: tuple[int, int]) -> None:
+def test_large_jpeg_is_decoded_upright_at_a_reduced_size(orientation: int) -> None:
     data = encode(Image.fromarray(store(gradient(4000, 3000), orientation)), "JPEG", exif=exif_of(orientation))
+    for min_decode_size in ((600, 450), (1000, 400), (200, 750)):
+        header = read_header(data, limits(12 * MEGA))
+        pixels = decode(header, min_decode_size)
 
-    header = read_header(data, limits(12 * MEGA))
-    pixels = decode(header, min_decode_size)
-
-    assert (header.width, header.height) == (4000, 3000)
-    assert pixels.shape == (750, 1000, 3)
-    np.testing.assert_allclose(pixels.astype(int), gradient(1000, 750), atol=6)
-
-
-@pytest.mark.parametrize(
-    ("min_decode_size", "size"),
-    [
-        ((1600, 1200), (1600, 1200)),
-        ((801, 600), (1600, 1200)),
-        ((800, 600), (800, 600)),
-        ((200, 150), (200, 150)),
-        ((1, 1), (200, 150)),
-    ],
-)
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_jpeg_is_never_smaller_than_needed(mode: str, min_decode_size: tuple[int, int], size: tuple[int, int]) -> None:
-    header = read_header(encode(Image.new(mode, (1600, 1200)), "JPEG"), limits(2 * MEGA))
-
-    assert decode(header, min_decode_size).shape[1::-1] == size
+        assert header[2:5] == (4000, 3000, orientation)
+        assert pixels.shape == (750, 1000, 3)
+        assert pixels.flags.c_contiguous
+        np.testing.assert_allclose(pixels.astype(int), gradient(1000, 750), atol=6)
 
 
 @pytest.mark.parametrize(
-    ("data", "size"),
+    ("data", "min_decode_size", "size"),
     [
-        (encode(Image.new("RGB", (1600, 1200)), "MPO", save_all=True, append_images=[NOISE]), (800, 600)),
-        *((encode(NOISE, image_format), NOISE.size) for image_format in ("PNG", "WEBP", "BMP", "GIF")),
+        *(
+            (encode(Image.new(mode, (1600, 1200)), "JPEG"), least, size)
+            for mode in ("RGB", "CMYK")
+            for least, size in (((801, 600), (1600, 1200)), ((800, 600), (800, 600)), ((1, 1), (200, 150)))
+        ),
+        (encode(Image.new("RGB", (1600, 1200)), "MPO", save_all=True, append_images=[NOISE]), (600, 450), (800, 600)),
+        *((encode(NOISE, image_format), (24, 18), NOISE.size) for image_format in ("PNG", "WEBP", "BMP", "GIF")),
     ],
 )
-def test_no_other_format_but_an_mpo_is_reduced(data: bytes, size: tuple[int, int]) -> None:
-    header = read_header(data, limits(2 * MEGA))
-
-    assert decode(header, (header.width * 3 // 8, header.height * 3 // 8)).shape[1::-1] == size
-
-
-@pytest.mark.parametrize(("width", "height"), [(800, 600), (1600, 1200)])
-def test_upright_jpeg_is_decoded_into_memory_of_its_size(width: int, height: int) -> None:
-    data = encode(Image.fromarray(gradient(1600, 1200)), "JPEG")
-    out = np.zeros((height, width, 3), np.uint8)
-
-    assert decode(read_header(data, limits(2 * MEGA)), (width, height), out) is out
-    np.testing.assert_allclose(out.astype(int), gradient(width, height), atol=6)
+def test_jpeg_alone_is_reduced_but_never_below_what_is_needed(
+    data: bytes, min_decode_size: tuple[int, int], size: tuple[int, int]
+) -> None:
+    assert decode(read_header(data, limits(2 * MEGA)), min_decode_size).shape[1::-1] == size
 
 
 @pytest.mark.parametrize(
     ("image_format", "orientation", "size"),
-    [("JPEG", 1, (17, 32)), ("JPEG", 3, (16, 32)), ("JPEG", 6, (16, 32)), ("JPEG", 6, (32, 16)), ("PNG", 1, (16, 32))],
-    ids=["another size", "upside down", "sideways", "sideways as stored", "not a JPEG"],
+    [("JPEG", 1, (16, 32)), ("JPEG", 1, (17, 32)), ("JPEG", 3, (16, 32)), ("JPEG", 6, (32, 16)), ("PNG", 1, (16, 32))],
+    ids=["upright", "another size", "upside down", "sideways", "not a JPEG"],
 )
-def test_memory_that_cannot_be_decoded_into_is_left_alone(image_format: str, orientation: int, size: tuple[int, int]) -> None:
+def test_upright_jpeg_alone_is_decoded_into_memory_of_its_size(image_format: str, orientation: int, size: tuple[int, int]) -> None:
     data = encode(Image.fromarray(store(PIXELS, orientation)), image_format, exif=exif_of(orientation))
     out = np.full((*size, 3), 7, np.uint8)
 
     pixels = decode(read_header(data, limits(MEGA)), (32, 16), out)
 
-    assert not np.may_share_memory(pixels, out)
-    assert (out == 7).all()
+    if (image_format, orientation, size) == ("JPEG", 1, (16, 32)):
+        assert pixels is out
+    else:
+        assert not np.may_share_memory(pixels, out)
+        assert (out == 7).all()
     np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=6)

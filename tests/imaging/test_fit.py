@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from PIL import Image
 
 from app.imaging import jpeg
@@ -17,31 +17,20 @@ from app.model.triton_config import Interpolation
 
 SIDES = st.integers(1, 16384)
 SMALL_SIDES = st.integers(1, 3000)
-GREY = np.array([[[100] * 3, [200] * 3]], np.uint8)
 CANVAS_SIDES = st.sampled_from([32, 320, 416, 480, 640, 1280, 8192])
 LETTERBOXES = st.builds(
     Letterbox, st.tuples(CANVAS_SIDES, CANVAS_SIDES), st.sampled_from(["center", "top_left"]), st.booleans(), st.just(114)
 )
-
-
-def letterbox(
-    width: int = 640,
-    height: int = 640,
-    *,
-    placement: Literal["center", "top_left"] = "center",
-    enlarge: bool = True,
-    pad: int = 114,
-) -> Letterbox:
-    return Letterbox((width, height), placement, enlarge, pad)
+CENTRED = Letterbox((640, 640), "center", enlarge=True, pad=114)
 
 
 def noise(width: int, height: int) -> NDArray[np.uint8]:
     return np.random.default_rng(width * height).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def draw(pixels: NDArray[np.uint8], transform: ImageTransform, box: Letterbox) -> NDArray[np.uint8]:
+def drawn(pixels: NDArray[np.uint8], transform: ImageTransform, box: Letterbox) -> NDArray[np.uint8]:
     """Draw on two canvases with different contents, and check that the results are equal."""
-    one, other = (np.full((box.canvas_size[1], box.canvas_size[0], 3), content, np.uint8) for content in (7, 201))
+    one, other = (np.full((*box.canvas_size[::-1], 3), content, np.uint8) for content in (7, 201))
     box.draw(pixels, transform, one)
     box.draw(pixels, transform, other)
     np.testing.assert_array_equal(one, other)
@@ -49,27 +38,15 @@ def draw(pixels: NDArray[np.uint8], transform: ImageTransform, box: Letterbox) -
 
 
 @given(LETTERBOXES, SIDES, SIDES, st.lists(st.floats(0, 1), min_size=4, max_size=4))
-def test_boxes_come_back_to_where_they_were(box: Letterbox, width: int, height: int, corners: list[float]) -> None:
-    transform = box.fit(width, height)
-    image = np.array([width, height] * 2)
-    boxes = np.array(corners) * image
-    on_canvas = np.array([transform.left, transform.top] * 2) + boxes * np.array([transform.width, transform.height] * 2) / image
-
-    back = transform.to_image(on_canvas[None].astype(np.float32))
-
-    np.testing.assert_allclose(back[0], boxes, atol=0.5)
-    assert (transform.to_image(np.array([[-9, -9, 9999, 9999]], np.float32)) == [0, 0, width, height]).all()
-
-
-@given(LETTERBOXES, SIDES, SIDES)
-def test_image_lies_inside_the_canvas(box: Letterbox, width: int, height: int) -> None:
+def test_letterboxed_image_lies_inside_the_canvas_and_boxes_come_back(
+    box: Letterbox, width: int, height: int, corners: list[float]
+) -> None:
     transform = box.fit(width, height)
     right, bottom = box.canvas_size[0] - transform.left - transform.width, box.canvas_size[1] - transform.top - transform.height
     scale = min(box.canvas_size[0] / width, box.canvas_size[1] / height, *([] if box.enlarge else [1.0]))
     rounding = 0.5 if box.placement == "center" else 1
 
     assert min(transform.left, transform.top, right, bottom) >= 0
-    assert (transform.image_width, transform.image_height) == (width, height)
     assert abs(transform.width - width * scale) <= rounding or transform.width == 1
     assert abs(transform.height - height * scale) <= rounding or transform.height == 1
     if box.placement == "center":
@@ -77,45 +54,27 @@ def test_image_lies_inside_the_canvas(box: Letterbox, width: int, height: int) -
         assert 0 <= bottom - transform.top <= 1
     else:
         assert (transform.left, transform.top) == (0, 0)
+    image = np.array([width, height] * 2)
+    boxes = np.array(corners) * image
+    on_canvas = np.array([transform.left, transform.top] * 2) + boxes * np.array([transform.width, transform.height] * 2) / image
+    np.testing.assert_allclose(transform.to_image(on_canvas[None].astype(np.float32))[0], boxes, atol=0.5)
 
 
 @pytest.mark.parametrize(
     ("box", "image", "placed"),
     [
         # Left, top, width and height on a canvas of 640 pixels are those that LetterBox of Ultralytics computes.
-        *(
-            (letterbox(), image, placed)
-            for image, placed in (
-                ((640, 640), (0, 0, 640, 640)),
-                ((640, 426), (0, 107, 640, 426)),
-                ((640, 427), (0, 106, 640, 427)),
-                ((427, 640), (106, 0, 427, 640)),
-                ((500, 375), (0, 80, 640, 480)),
-                ((333, 500), (107, 0, 426, 640)),
-                ((1920, 1080), (0, 140, 640, 360)),
-                ((1080, 1920), (140, 0, 360, 640)),
-                ((512, 683), (80, 0, 480, 640)),
-                ((1280, 855), (0, 106, 640, 428)),
-                ((100, 1), (0, 317, 640, 6)),
-                ((16384, 1), (0, 319, 640, 1)),
-                ((320, 160), (0, 160, 640, 320)),
-            )
-        ),
+        (CENTRED, (640, 426), (0, 107, 640, 426)),
+        (CENTRED, (640, 427), (0, 106, 640, 427)),
+        (CENTRED, (333, 500), (107, 0, 426, 640)),
+        (CENTRED, (1920, 1080), (0, 140, 640, 360)),
+        (CENTRED, (16384, 1), (0, 319, 640, 1)),
         # Width and height on a canvas of 416 pixels are truncated, as in preproc of YOLOX.
-        *(
-            (letterbox(416, 416, placement="top_left"), image, (0, 0, *size))
-            for image, size in (
-                ((640, 480), (416, 312)),
-                ((500, 375), (416, 312)),
-                ((427, 640), (277, 416)),
-                ((333, 500), (277, 416)),
-                ((999, 1), (416, 1)),
-            )
-        ),
-        (letterbox(640, 480), (1000, 1000), (80, 0, 480, 480)),
-        (letterbox(480, 640, placement="top_left"), (1000, 1000), (0, 0, 480, 480)),
-        (letterbox(enlarge=False), (320, 160), (160, 240, 320, 160)),
-        (letterbox(enlarge=False), (1280, 640), (0, 160, 640, 320)),
+        (Letterbox((416, 416), "top_left", enlarge=True, pad=114), (427, 640), (0, 0, 277, 416)),
+        (Letterbox((416, 416), "top_left", enlarge=True, pad=114), (999, 1), (0, 0, 416, 1)),
+        (Letterbox((640, 480), "center", enlarge=True, pad=114), (1000, 1000), (80, 0, 480, 480)),
+        (Letterbox((640, 640), "center", enlarge=False, pad=114), (320, 160), (160, 240, 320, 160)),
+        (Letterbox((640, 640), "center", enlarge=False, pad=114), (1280, 640), (0, 160, 640, 320)),
     ],
 )
 def test_placement_is_that_of_the_detectors_own_code(
@@ -128,47 +87,36 @@ def test_placement_is_that_of_the_detectors_own_code(
 def test_padding_around_an_image_changes_nothing(
     size: tuple[int, int], padding: tuple[int, int, int, int], placement: Literal["center", "top_left"]
 ) -> None:
-    pixels, box = noise(*size), letterbox(64, 65, placement=placement, enlarge=False)
+    pixels, box = noise(*size), Letterbox((64, 65), placement, enlarge=False, pad=114)
     left, top, right, bottom = (*padding[:2], *padding[:2]) if placement == "center" else (0, 0, *padding[2:])
     padded = np.pad(pixels, ((top, bottom), (left, right), (0, 0)), constant_values=box.pad)
     plain, whole = box.fit(*size), box.fit(*padded.shape[1::-1])
 
-    np.testing.assert_array_equal(draw(padded, whole, box), draw(pixels, plain, box))
+    np.testing.assert_array_equal(drawn(padded, whole, box), drawn(pixels, plain, box))
     assert (whole.left + left, whole.top + top) == (plain.left, plain.top)
 
 
-HUGE = float(np.finfo(np.float32).max)
+def test_boxes_are_clipped_to_the_image() -> None:
+    huge = float(np.finfo(np.float32).max)
+    transform = ImageTransform(0, 140, 640, 360, 1920, 1080)
+    boxes = np.array([[-10, 0, 700, 640], [-huge, -huge, huge, huge]], np.float32)
+
+    np.testing.assert_array_equal(transform.to_image(boxes), [[0, 0, 1920, 1080]] * 2)
+    assert transform.to_image(boxes[:0]).shape == (0, 4)
 
 
 @pytest.mark.parametrize(
-    ("transform", "boxes", "expected"),
-    [
-        (ImageTransform(0, 140, 640, 360, 1920, 1080), [[-10, 0, 700, 640], [0, 140, 640, 500]], [[0, 0, 1920, 1080]] * 2),
-        (ImageTransform(0, 0, 32, 32, 3200, 3200), [[-HUGE, -HUGE, HUGE, HUGE]], [[0, 0, 3200, 3200]]),
-        (ImageTransform(0, 0, 640, 480, 640, 480), np.empty((0, 4)), np.empty((0, 4))),
-    ],
-)
-def test_boxes_are_clipped_to_the_image(transform: ImageTransform, boxes: ArrayLike, expected: ArrayLike) -> None:
-    np.testing.assert_array_equal(transform.to_image(np.array(boxes, np.float32)), expected)
-
-
-@pytest.mark.parametrize(
-    ("canvas", "size"),
-    [
-        *((640, size) for size in ((1000, 750), (641, 480), (750, 1000), (4000, 3000), (1281, 961), (700, 7))),
-        *((640, size) for size in ((320, 240), (639, 480), (100, 100), (640, 1), (1, 60), (10, 640), (1, 1))),
-        *((64, size) for size in ((1, 100), (100, 1), (2, 130))),  # which shrink along one axis only
-    ],
+    ("canvas", "size"), [(640, (1000, 750)), (640, (700, 7)), (640, (320, 240)), (640, (1, 1)), (64, (1, 100)), (64, (130, 2))]
 )
 def test_resizing_is_that_of_opencv(canvas: int, size: tuple[int, int]) -> None:
     pixels = noise(*size)
-    box = letterbox(canvas, canvas, placement="top_left")
+    box = Letterbox((canvas, canvas), "top_left", enlarge=True, pad=114)
     transform = box.fit(*size)
 
-    drawn = transform.area(draw(pixels, transform, box))
+    area = transform.area(drawn(pixels, transform, box))
 
     expected = cv2.resize(pixels, (transform.width, transform.height), interpolation=cv2.INTER_LINEAR)
-    np.testing.assert_allclose(drawn.astype(int), expected.reshape(drawn.shape).astype(int), atol=2)
+    np.testing.assert_allclose(area.astype(int), expected.reshape(area.shape).astype(int), atol=2)
 
 
 def gradient(width: int, height: int) -> NDArray[np.uint8]:
@@ -184,32 +132,20 @@ def gradient(width: int, height: int) -> NDArray[np.uint8]:
     [
         ((224, 224), (256, 256), 0.875, (16, 16, 224, 224)),
         ((224, 224), (640, 480), 0.875, (110, 30, 420, 420)),
-        ((224, 224), (480, 640), 0.875, (30, 110, 420, 420)),
-        ((224, 224), (500, 375), 1.0, (63, 0, 375, 375)),
         ((224, 224), (375, 500), 1.0, (0, 63, 375, 375)),
         ((224, 224), (100, 50), 0.5, (38, 13, 25, 25)),
         ((224, 224), (1, 1), 0.1, (0, 0, 1, 1)),
         ((200, 100), (300, 300), 1.0, (0, 75, 300, 150)),
     ],
 )
-def test_the_middle_of_the_limiting_side_is_kept(
+def test_middle_of_the_limiting_side_is_kept(
     canvas: tuple[int, int], image: tuple[int, int], fraction: float, crop: tuple[int, int, int, int]
 ) -> None:
     """The crop has whole pixels, rounded as for EfficientNets, and the aspect ratio of the canvas."""
     assert CenterCrop(canvas, fraction, "bilinear").fit(*image) == ImageTransform(0, 0, *canvas, *image, Crop(*crop))
 
 
-@given(st.tuples(SMALL_SIDES, SMALL_SIDES), st.floats(0.05, 1))
-def test_a_crop_lies_inside_the_image(image: tuple[int, int], fraction: float) -> None:
-    crop = CenterCrop((224, 160), fraction, "bilinear").fit(*image).crop
-
-    assert crop is not None
-    for start, length, whole in ((crop.left, crop.width, image[0]), (crop.top, crop.height, image[1])):
-        assert 0 <= start < start + length <= whole
-        assert abs(start - (whole - start - length)) <= 1
-
-
-def test_the_middle_is_drawn() -> None:
+def test_middle_is_drawn_at_any_size_of_decoding() -> None:
     fit = CenterCrop((100, 100), 0.5, "bilinear")
     transform = fit.fit(800, 400)
     for width, height in ((800, 400), (400, 200)):
@@ -222,13 +158,10 @@ def test_the_middle_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("size", [(640, 480), (500, 375), (3000, 61), (61, 3000), (100, 90), (30, 7)])
-def test_the_middle_is_that_of_the_whole_image_when_it_has_been_resized(
-    size: tuple[int, int], interpolation: Interpolation
-) -> None:
+@pytest.mark.parametrize("size", [(500, 375), (3000, 61), (61, 3000), (30, 7)])
+def test_middle_is_that_of_the_whole_image_when_it_has_been_resized(size: tuple[int, int], interpolation: Interpolation) -> None:
     """This is how torchvision crops, which takes much memory for a long image."""
-    pixels = np.random.default_rng(3).integers(0, 256, (*size[::-1], 3), np.uint8)
-    fit = CenterCrop((112, 112), 0.875, interpolation)
+    pixels, fit = noise(*size), CenterCrop((112, 112), 0.875, interpolation)
     canvas = np.empty((112, 112, 3), np.uint8)
     fit.draw(pixels, fit.fit(*size), canvas)
 
@@ -248,57 +181,61 @@ def test_pixels_far_from_the_crop_take_no_memory() -> None:
 
 
 @given(st.tuples(SMALL_SIDES, SMALL_SIDES), st.floats(0.05, 1), st.sampled_from([1, 2, 4, 8]))
-def test_any_crop_can_be_drawn(image: tuple[int, int], fraction: float, divisor: int) -> None:
+def test_any_crop_lies_inside_the_image_and_can_be_drawn(image: tuple[int, int], fraction: float, divisor: int) -> None:
     fit = CenterCrop((8, 4), fraction, "bilinear")
+    transform = fit.fit(*image)
     decoded = np.full((-(-image[1] // divisor), -(-image[0] // divisor), 3), 7, np.uint8)
     canvas = np.zeros((4, 8, 3), np.uint8)
-    fit.draw(decoded, fit.fit(*image), canvas)
+    fit.draw(decoded, transform, canvas)
 
     assert (canvas == 7).all()
+    crop = transform.crop
+    assert crop is not None
+    for start, length, whole in ((crop.left, crop.width, image[0]), (crop.top, crop.height, image[1])):
+        assert 0 <= start < start + length <= whole
+        assert abs(start - (whole - start - length)) <= 1
 
 
-def test_an_image_is_decoded_large_enough() -> None:
+def test_image_is_decoded_large_enough() -> None:
     """A crop is decoded at four times the canvas to within a pixel; that of the second image has 1791.125 pixels."""
     fit = CenterCrop((224, 224), 0.875, "bilinear")
 
-    assert letterbox().fit(4000, 3000).min_decode_size == (2560, 1920)
+    assert CENTRED.fit(4000, 3000).min_decode_size == (2560, 1920)
     assert fit.fit(4096, 2048).min_decode_size == (2045, 1022)
-    assert jpeg.reduced_size((4096, 2048), fit.fit(4096, 2048).min_decode_size) == (2048, 1024)
+    assert jpeg.reduced_size((4096, 2048), (2045, 1022)) == (2048, 1024)
     assert jpeg.reduced_size((16384, 2047), fit.fit(16384, 2047).min_decode_size) == (8192, 1024)
     assert jpeg.reduced_size((4080, 2040), fit.fit(4080, 2040).min_decode_size) == (4080, 2040)
     assert Stretch((224, 224), "bilinear").fit(4096, 2048).min_decode_size == (896, 896)
 
 
-def test_a_stretched_image_fills_the_canvas() -> None:
+def test_stretched_image_fills_the_canvas() -> None:
     fit = Stretch((50, 100), "bilinear")
-    transform = fit.fit(200, 100)
     canvas = np.empty((100, 50, 3), np.uint8)
-    fit.draw(gradient(200, 100), transform, canvas)
+    fit.draw(gradient(200, 100), fit.fit(200, 100), canvas)
 
-    assert transform == ImageTransform(0, 0, 50, 100, 200, 100)
     np.testing.assert_allclose(canvas[50, [0, 25, -1], 0], [2, 127, 248], atol=2)
     np.testing.assert_allclose(canvas[[0, 50, -1], 25, 1], [0, 126, 250], atol=2)
 
 
 @pytest.mark.parametrize(
-    ("transform", "expected"),
+    ("fit", "expected"),
     [
-        (Stretch((50, 100), "bilinear").fit(200, 100), [40, 20, 200, 90]),
-        (CenterCrop((50, 100), 1.0, "bilinear").fit(200, 100), [85, 20, 125, 90]),
-        (CenterCrop((50, 100), 0.5, "bilinear").fit(200, 100), [93, 35, 113, 70]),
+        (Stretch((50, 100), "bilinear"), [40, 20, 200, 90]),
+        (CenterCrop((50, 100), 1.0, "bilinear"), [85, 20, 125, 90]),
+        (CenterCrop((50, 100), 0.5, "bilinear"), [93, 35, 113, 70]),
     ],
 )
-def test_boxes_find_their_way_back(transform: ImageTransform, expected: list[float]) -> None:
-    found = transform.to_image(np.array([[10, 20, 60, 90]], np.float32))
+def test_boxes_find_their_way_back(fit: Stretch | CenterCrop, expected: list[float]) -> None:
+    boxes = fit.fit(200, 100).to_image(np.array([[10, 20, 60, 90]], np.float32))
 
-    np.testing.assert_allclose(found, [expected], atol=0.01)
+    np.testing.assert_allclose(boxes, [expected], atol=0.01)
 
 
 @pytest.mark.parametrize(("interpolation", "expected"), [("bilinear", [100, 125, 175, 200]), ("bicubic", [89, 123, 177, 211])])
 def test_pixels_between_two_are_interpolated(interpolation: Interpolation, expected: list[int]) -> None:
     """Bicubic interpolation overshoots at an edge."""
     area = np.empty((1, 4, 3), np.uint8)
-    resize_into(GREY, area, interpolation)
+    resize_into(np.array([[[100] * 3, [200] * 3]], np.uint8), area, interpolation)
 
     np.testing.assert_allclose(area[0, :, 0], expected, atol=1)
 
@@ -310,13 +247,10 @@ PAGE = Page(2048 * 2048, 736, "bilinear")
     ("size", "canvas", "black"),
     [
         ((640, 480), (992, 736), 0),
-        ((736, 736), (736, 736), 0),
         ((2560, 1707), (1984, 1344), 0),
-        ((3000, 600), (3808, 736), 0),
         ((300, 2400), (736, 5696), 0),
         ((121, 20), (4416, 736), 0),
         ((678, 79), (2976, 736), 44),
-        ((1154, 44), (2944, 736), 122),
         ((100, 30), (1216, 736), 15),
         ((6000, 300), (2944, 736), 625),
     ],
@@ -337,20 +271,16 @@ def test_pages_have_the_sizes_of_rapidocr(size: tuple[int, int], canvas: tuple[i
 
 
 @given(SIDES, SIDES)
-def test_a_page_of_any_size_is_bounded(width: int, height: int) -> None:
-    transform = PAGE.fit(width, height)
-    sides = canvas_size(PAGE, transform)
+def test_page_of_any_size_is_bounded(width: int, height: int) -> None:
+    sides = canvas_size(PAGE, PAGE.fit(width, height))
 
     assert sides[0] * sides[1] <= PAGE.max_pixels
     assert all(side >= 32 and side % 32 == 0 for side in sides)
     assert max(page_size(width, height)) <= 4096
 
 
-@pytest.mark.parametrize(
-    ("size", "width", "canvas"),
-    [((10, 48), 10, 160), ((160, 48), 160, 160), ((161, 48), 161, 320), ((100, 24), 200, 320), ((9999, 48), 640, 640)],
-)
-def test_a_line_is_padded_to_the_next_width_or_squeezed(size: tuple[int, int], width: int, canvas: int) -> None:
+@pytest.mark.parametrize(("size", "width", "canvas"), [((160, 48), 160, 160), ((161, 48), 161, 320), ((9999, 48), 640, 640)])
+def test_line_is_padded_to_the_next_width_or_squeezed(size: tuple[int, int], width: int, canvas: int) -> None:
     """Its canvas follows from its own size alone, and so does its answer, whatever other lines are read with it."""
     line = Line(48, (160, 320, 640), 127, "bilinear")
     transform = line.fit(*size)

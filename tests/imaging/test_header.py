@@ -1,4 +1,4 @@
-"""Headers: format, size and orientation, and images that are rejected because of their headers."""
+"""Headers: format and size, and images that are rejected because of their headers."""
 
 import random
 import struct
@@ -21,7 +21,6 @@ from tests.imaging.samples import (
     PIXELS,
     encode,
     hostile_tags,
-    insert_segment,
     limits,
     peak_below,
     pixels_of,
@@ -35,20 +34,13 @@ FILL = bytes(1 << 14)
 """Appended to a JPEG, so that `count_pixels` does not ignore it as a small one."""
 
 
-@pytest.mark.parametrize(("mode", "is_open"), [("RGB", False), ("L", False), ("CMYK", True)])
-def test_pillow_opens_only_unusual_jpegs(mode: str, *, is_open: bool) -> None:
-    header = read_header(encode(Image.new(mode, (32, 16)), "JPEG"), limits(MEGA))
-
-    assert (header.file is not None) is is_open
-
-
-@pytest.mark.parametrize(("marker", "identifier"), [(0xE1, b"Exif\0\0"), (0xE2, b"MPF\0")])
-def test_pillow_does_not_parse_the_blocks_of_a_jpeg(marker: int, identifier: bytes) -> None:
+@pytest.mark.parametrize("segment", [b"\xff\xe1%bExif\0\0%b", b"\xff\xe2%bMPF\0%b"], ids=["EXIF", "MPF"])
+def test_pillow_does_not_parse_the_blocks_of_a_jpeg(segment: bytes) -> None:
     """Each tag claims the whole block. Pillow opens this JPEG because it is CMYK."""
-    data = insert_segment(encode(Image.new("CMYK", (32, 16)), "JPEG"), marker, identifier + hostile_tags())
-
+    data, tags = encode(Image.new("CMYK", (32, 16)), "JPEG"), hostile_tags()
+    length = len(segment % (b"", tags)).to_bytes(2)
     with peak_below(5_000_000):
-        assert pixels_of(data).shape == (16, 32, 3)
+        assert pixels_of(data[:2] + segment % (length, tags) + data[2:]).shape == (16, 32, 3)
 
 
 @pytest.mark.parametrize(
@@ -71,244 +63,158 @@ def test_pillow_does_not_parse_the_texts_and_profiles_of_a_png(chunk: bytes) -> 
 
 
 def test_second_frame_of_a_gif_takes_no_memory() -> None:
-    data = encode(Image.new("P", (32, 16), 3), "GIF", disposal=2, transparency=0)
-
-    header = read_header(data, limits(MEGA))
+    header = read_header(encode(Image.new("P", (32, 16), 3), "GIF", disposal=2, transparency=0), limits(MEGA))
 
     assert isinstance(header.file, GifImageFile)
     assert header.file.dispose is None
 
 
-def write_bmp(header: bytes, pixels: bytes) -> bytes:
-    start = 14 + len(header) + 1024
+def bmp(compression: int, size: int = 40) -> bytes:
+    depth, pixels = (4, b"\x20\1\0\0" * 16) if compression == 2 else (8, bytes(512))
+    header = struct.pack("<IiiHHI", size, 32, 16, 1, depth, compression).ljust(size, b"\0")
+    start = 14 + size + 1024
     return struct.pack("<2sIII", b"BM", start + len(pixels), 0, start) + header + bytes(range(1, 5)) * 256 + pixels
 
 
-@pytest.mark.parametrize("size", [40, 64, 108, 124], ids=["Windows 3", "OS/2 2", "Windows 4", "Windows 5"])
-@pytest.mark.parametrize(("compression", "depth"), [(1, 8), (2, 4)])
-def test_compressed_bmp_is_refused(size: int, compression: int, depth: int) -> None:
-    """Pillow would decode it in Python: eight seconds for a file of 13 KB. Without compression, it is accepted."""
-    header = struct.pack("<IiiHHI", size, 32, 16, 1, depth, compression).ljust(size, b"\0")
-    assert read_header(write_bmp(header[:16] + bytes(4) + header[20:], bytes(512)), limits(MEGA)).width == 32
-
-    with pytest.raises(UnsupportedFormat, match="the BMP is compressed"):
-        read_header(write_bmp(header, b"\x20\1\0\0" * 16), limits(MEGA))
-
-
-def resize_header(jpeg: bytes, width: int, height: int) -> bytes:
-    """Change the size in the frame header of a progressive JPEG."""
-    at = jpeg.index(b"\xff\xc2") + 5
-    return jpeg[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + jpeg[at + 4 :]
-
-
-def test_scans_count_by_the_pixels_they_visit() -> None:
-    """Ten scans, as encoders write them, are accepted at any size; a smaller image may have more."""
+def scans(width: int, height: int, more: int) -> bytes:
+    """Make a progressive JPEG of ten scans and more; a decoder visits each pixel in each."""
     data = encode(Image.fromarray(PIXELS), "JPEG", progressive=True)
-    assert data.count(b"\xff\xda") == 10
-
-    assert read_header(resize_header(data, 10_000, 5_000), limits(50 * MEGA)).height == 5_000
-    scan = data[data.rindex(b"\xff\xda") : -2]
-    data = data[:-2] + 80 * scan + data[-2:]
-    assert read_header(resize_header(data, 5_000, 2_000), limits(50 * MEGA)).height == 2_000
-    with pytest.raises(InvalidImage, match="too many scans for its size"):
-        read_header(resize_header(data, 5_000, 2_001), limits(50 * MEGA))
+    at = data.index(b"\xff\xc2") + 5
+    data = data[:at] + height.to_bytes(2) + width.to_bytes(2) + data[at + 4 :]
+    return data[:-2] + more * data[data.rindex(b"\xff\xda") : -2] + data[-2:]
 
 
-OTHERS = [
-    b"",
-    b"\0",
-    b"\xff",
-    b"GIF",
-    b"<svg xmlns='http://www.w3.org/2000/svg'/>",
-    b"RIFF\0\0\0\0WAVE",
-    b"not an image",
-]
-OTHER_JPEGS = [b"\0\0\0\x0cjP  \r\n\x87\n", b"\0\0\0\x0cJXL \r\n\x87\n", b"\xff\x4f\xff\x51", b"\xff\x0a"]
+def inserted(plain: bytes, at: int, part: bytes, count: int) -> bytes:
+    return plain[:at] + part * count + plain[at:]
+
+
+GIF, PNG, WEBP = (encode(RED, name) for name in ("GIF", "PNG", "WEBP"))
+FRAME, IDAT, IEND = GIF.index(b",\0\0\0\0"), PNG.index(b"IDAT") - 4, PNG.index(b"IEND") - 4
+TEXT, FRAME_DATA = png_chunk(b"tEXt", b"a\0b"), png_chunk(b"fdAT", bytes(8))
+COMMENT = b"\xff" + b"x" * 255
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        png(MAX_SIDE, 164, 1, GREY),
+        png(1, MAX_ASPECT, 1, GREY),
+        png(13000, 13000, 1, GREY),  # Pillow's own limit, at which it would warn, does not count
+        bmp(0),
+        scans(10_000, 5_000, 0),
+        scans(5_000, 2_000, 80),
+        inserted(GIF, FRAME, b"!\xfe" + COMMENT * 4000 + b"\0", 1),
+        inserted(GIF, FRAME, b"!\xfe\x01x\0", 2000),
+        inserted(GIF, FRAME, b"!\x01\0", 5000),
+        inserted(PNG, 33, TEXT, 90),
+        inserted(PNG, IDAT, png_chunk(b"IDAT"), 15_000),
+        inserted(PNG, IEND, FRAME_DATA, 15_000),
+        PNG + TEXT * 200,  # no decoder reads what is after the last chunk
+        WEBP + b"ANMF\x03\0\0\0abc\0" * 15_000,
+    ],
+    ids=lambda data: f"{data[:3]!r}, {len(data)}",
+)
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_file_at_the_limits_is_accepted(data: bytes) -> None:
+    assert identify(data)
+    if data[:3] not in {b"RIF", b"GIF"}:  # Pillow looks for what is not there
+        read_header(data, PixelLimits(50 * MEGA, 178 * MEGA))
 
 
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        *((data, UnsupportedFormat, r"supported format \(JPEG, PNG, WEBP, GIF, BMP, AVIF, HEIC, TIFF\)") for data in OTHERS),
-        *((data + bytes(50), UnsupportedFormat, "JPEG 2000 or JPEG XL") for data in OTHER_JPEGS),
+        *(
+            (data, UnsupportedFormat, r"\(JPEG, PNG, WEBP, GIF, BMP, AVIF, HEIC, TIFF\)")
+            for data in (b"", b"GIF", b"RIFF\0\0\0\0WAVE")
+        ),
+        (b"\0\0\0\x0cjP  \r\n\x87\n", UnsupportedFormat, "JPEG 2000 or JPEG XL"),
+        (b"\xff\x0a" + bytes(50), UnsupportedFormat, "JPEG 2000 or JPEG XL"),
         (b"%PDF-1.7\n%\xe2\xe3", UnsupportedFormat, "the data is a PDF, not an image"),
         (b"\x89PNG\r\n\x1a\n" + b"\xff" * 50, InvalidImage, "the PNG header"),
-        *((png(*size, 8, GREY), InvalidImage, "the PNG header") for size in ((0, 0), (0, 10), (10, 0))),
+        (png(0, 10, 8, GREY), InvalidImage, "the PNG header"),
+        (
+            png(MAX_SIDE + 1, 200, 8, GREY),
+            InvalidImageDimensions,
+            "16385 x 200 pixels; the limits are 16384 pixels a side and 100 : 1",
+        ),
+        (png(200, MAX_SIDE + 1, 8, GREY), InvalidImageDimensions, "the limits are 16384"),
+        (png(101, 1, 8, GREY), InvalidImageDimensions, "100 : 1"),
+        (png(1000, 9, 8, GREY), InvalidImageDimensions, "100 : 1"),
+        (png(16000, 16000, 1, GREY), ImageTooLarge, "the limit is 178 megapixels"),
+        (png(2**31 - 1, 2**31 - 1, 1, GREY), ImageTooLarge, "the limit is 178 megapixels"),
+        # Pillow would decode them in Python: eight seconds for a file of 13 KB.
+        *((bmp(kind, size), UnsupportedFormat, "the BMP is compressed") for kind, size in ((1, 40), (2, 64), (1, 108), (2, 124))),
+        (scans(5_000, 2_001, 80), InvalidImage, "too many scans for its size"),
+        # Each part takes time to parse, and some take memory; Pillow would join comments in quadratic time.
+        (inserted(GIF, FRAME, b"!\xfe" + COMMENT * 5000 + b"\0", 1), InvalidImage, "too many"),
+        (inserted(GIF, FRAME, b"!\xfe\x01x\0", 10_000), InvalidImage, "too many"),
+        (inserted(GIF, FRAME, b"!\x01\0", 20_000), InvalidImage, "too many"),
+        (inserted(GIF, FRAME, b"!\xfe" + b"\x01x" * 100_000 + b"\0", 1), InvalidImage, "too many"),
+        (inserted(PNG, 33, TEXT, 110), InvalidImage, "too many"),
+        (inserted(PNG, IDAT, png_chunk(b"IDAT"), 30_000), InvalidImage, "too many"),
+        (inserted(PNG, IEND, FRAME_DATA, 30_000), InvalidImage, "too many"),
+        (WEBP + b"abcd\0\0\0\0" * 30_000, InvalidImage, "too many"),
+        (WEBP + b"ANMF\x03\0\0\0abc\0" * 30_000, InvalidImage, "too many"),
     ],
+    ids=lambda value: f"{value[:3]!r}, {len(value)}" if isinstance(value, bytes) else "",
 )
-def test_unsupported_data_or_invalid_header_is_refused(data: bytes, error: type[Exception], message: str) -> None:
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_file_beyond_the_limits_is_refused(data: bytes, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        read_header(data, limits(MEGA))
-
-
-def test_pixel_limit_is_inclusive() -> None:
-    assert read_header(png(100, 50, 8, GREY), limits(5000)).height == 50
-
-    with pytest.raises(ImageTooLarge, match="100 x 51 pixels"):
-        read_header(png(100, 51, 8, GREY), limits(5000))
+        read_header(data, PixelLimits(50 * MEGA, 178 * MEGA))
 
 
 @pytest.mark.parametrize("image_format", FORMATS)
-def test_only_a_jpeg_may_have_the_pixels_of_scalable_formats(image_format: str) -> None:
-    """Other images are decoded at their full size, which takes more memory. Pillow reduces a JPEG that is CMYK."""
+def test_each_format_has_its_inclusive_limit_of_pixels(image_format: str) -> None:
+    """Only a JPEG is decoded at a reduced size, also by Pillow if it is CMYK; others take more memory."""
     data = encode(NOISE.convert("CMYK") if image_format == "JPEG" else NOISE, image_format)
     most = NOISE.width * NOISE.height * (2 if image_format == "AVIF" else 1)
-    assert read_header(data, PixelLimits(jpeg=most, non_jpeg=most)).height == NOISE.height
+    accepted, refused = (PixelLimits(limit, 0) if image_format == "JPEG" else PixelLimits(0, limit) for limit in (most, most - 1))
+    assert identify(data + b"PK\x03\x04") == image_format
+    assert read_header(data, accepted).height == NOISE.height
 
-    small = PixelLimits(0, most) if image_format == "JPEG" else PixelLimits(most, 0)
-    with pytest.raises(ImageTooLarge, match=f"the limit is 0 megapixels for {image_format}"):
-        read_header(data, small)
-
-
-@pytest.mark.parametrize(("width", "height"), [(13000, 13000), (16000, 16000), (2**31 - 1, 2**31 - 1)])
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_bomb_is_refused_by_its_header(width: int, height: int) -> None:
-    data = png(width, height, 1, GREY)
-
-    with pytest.raises(ImageTooLarge, match="the limit is 50 megapixels"):
-        read_header(data, limits(50 * MEGA))
+    with pytest.raises(ImageTooLarge, match=f"64 x 48 pixels; the limit is .* megapixels for {image_format}"):
+        read_header(data, refused)
 
 
-@pytest.mark.parametrize(
-    ("width", "height"),
-    [(MAX_SIDE, 164), (164, MAX_SIDE), (MAX_ASPECT, 1), (1, MAX_ASPECT), (1, 1), (13000, 13000)],
-)
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_dimensions_at_their_limits_are_accepted(width: int, height: int) -> None:
-    """Pillow's own limit, at which it would warn, does not count."""
-    header = read_header(png(width, height, 1, GREY), limits(178 * MEGA))
-
-    assert (header.width, header.height) == (width, height)
-
-
-@pytest.mark.parametrize(("width", "height"), [(MAX_SIDE + 1, 200), (200, MAX_SIDE + 1), (101, 1), (1, 101), (1000, 9)])
-def test_dimensions_beyond_their_limits_are_refused(width: int, height: int) -> None:
-    message = f"{width} x {height} pixels; the limits are 16384 pixels a side and 100 : 1"
-    with pytest.raises(InvalidImageDimensions, match=message):
-        read_header(png(width, height, 8, GREY), limits(50 * MEGA))
-
-
-@pytest.mark.parametrize("image_format", FORMATS)
-def test_format_is_recognised_by_the_first_bytes(image_format: str) -> None:
-    """A file that is valid in two formats has that of its first bytes."""
-    assert identify(encode(RED, image_format)) == image_format
-    assert identify(encode(RED, image_format) + b"PK\x03\x04") == image_format
-
-
-@pytest.mark.parametrize("brand", [b"heic", b"heix", b"mif1", b"hevc"])
-def test_a_heic_is_told_where_pi_heif_is_not_installed(brand: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = b"\0\0\0\x1cftyp" + brand + b"\0\0\0\0mif1heicmiaf" + bytes(50)
-    assert identify(data) == "HEIC"
+def test_brands_tell_heic_from_avif_and_heic_needs_pi_heif(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"\0\0\0\x1cftypmif1\0\0\0\0mif1heicmiaf" + bytes(50)
+    assert identify(data) == identify(data.replace(b"ftypmif1", b"ftyphevc")) == "HEIC"
+    assert identify(data.replace(b"mif1heic", b"mif1avif")) == identify(data.replace(b"ftypmif1", b"ftypavis")) == "AVIF"
 
     monkeypatch.setattr(apart, "HAS_HEIC", False)
     with pytest.raises(UnsupportedFormat, match=r"which pi-heif must be installed: pip install 'nereid-gateway\[heic\]'"):
         identify(data)
 
 
-@pytest.mark.parametrize("brands", [b"avif\0\0\0\0", b"mif1\0\0\0\0mif1avif", b"avis\0\0\0\0"])
-def test_an_avif_is_recognised_by_any_of_its_brands(brands: bytes) -> None:
-    """The first brand may be a general one, such as `mif1`."""
-    assert identify(b"\0\0\0\x1cftyp" + brands + bytes(50)) == "AVIF"
-
-
-def comment(blocks: int) -> bytes:
-    """Write a comment of a GIF in this many blocks of 255 bytes."""
-    return b"!\xfe" + (b"\xff" + b"x" * 255) * blocks + b"\0"
-
-
-@pytest.mark.parametrize(
-    ("some", "many"),
-    [
-        (comment(4000), comment(5000)),
-        (comment(10), comment(50_000)),
-        (b"!\xfe\x01x\0" * 2000, b"!\xfe\x01x\0" * 10_000),
-        (b"!\x01\0" * 5000, b"!\x01\0" * 20_000),
-        (b"", b"!\xfe" + b"\x01x" * 100_000 + b"\0"),
-    ],
-    ids=["a mebibyte", "comment", "small comments", "small extensions", "small blocks"],
-)
-def test_gif_with_too_much_before_its_first_frame_is_refused(some: bytes, many: bytes) -> None:
-    """Each extension takes time to parse, and Pillow would join comments in quadratic time."""
-    plain = encode(RED, "GIF")
-    start = plain.index(b",\0\0\0\0")
-
-    assert identify(plain[:start] + some + plain[start:]) == "GIF"
-    with pytest.raises(InvalidImage, match="first frame"):
-        identify(plain[:start] + many + plain[start:])
-
-
-@pytest.mark.parametrize(
-    ("chunk", "some", "many"),
-    [
-        (png_chunk(b"tEXt", b"a\0b"), 50, 200),
-        (png_chunk(b"IDAT"), 15_000, 30_000),
-        (png_chunk(b"fdAT", bytes(8)), 15_000, 30_000),
-    ],
-    ids=["text", "pixels", "animation"],
-)
-def test_png_with_too_many_chunks_is_refused(chunk: bytes, some: int, many: int) -> None:
-    """Pillow reads chunks one by one, wherever they are in the file."""
-    plain = encode(RED, "PNG")
-    for at in (33, plain.index(b"IDAT") - 4, plain.index(b"IEND") - 4):
-        assert identify(plain[:at] + chunk * some + plain[at:]) == "PNG"
-        with pytest.raises(InvalidImage, match="chunks"):
-            identify(plain[:at] + chunk * many + plain[at:])
-
-
-def test_chunks_behind_the_end_of_a_png_do_not_count() -> None:
-    """No decoder reads the bytes after the last chunk."""
-    assert identify(encode(RED, "PNG") + png_chunk(b"tEXt", b"a\0b") * 200) == "PNG"
-
-
-@pytest.mark.parametrize("chunk", [b"abcd\0\0\0\0", b"ANMF\x03\0\0\0abc\0"], ids=["empty", "odd"])
-def test_webp_with_too_many_chunks_is_refused(chunk: bytes) -> None:
-    """The decoder keeps a record of each chunk."""
-    plain = encode(RED, "WEBP")
-
-    assert identify(plain + chunk * 15_000) == "WEBP"
-    with pytest.raises(InvalidImage, match="chunks"):
-        identify(plain + chunk * 30_000)
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, {}) for name in ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP")),
+        *((name, {}) for name in FORMATS),
         ("JPEG", {"progressive": True}),
         ("WEBP", {"lossless": False}),
         ("WEBP", {"exif": b"Exif\0\0II*\0\x08\0\0\0\0\0"}),
     ],
 )
-@pytest.mark.parametrize("size", [(1, 1), (300, 200), (5000, 17)])
-def test_every_format_tells_its_size(name: str, options: dict[str, object], size: tuple[int, int]) -> None:
-    data = encode(Image.new("RGB", size, "teal"), name, **options) + FILL
-
-    assert count_pixels(data, LIMITS) == size[0] * size[1]
-
-
-def test_a_bmp_may_be_stored_from_top_to_bottom() -> None:
-    """The height in the header is negative then."""
-    data = bytearray(encode(Image.new("RGB", (30, 20)), "BMP"))
-    data[22:26] = (-20).to_bytes(4, "little", signed=True)
-
-    assert count_pixels(bytes(data), LIMITS) == 600
-
-
-@pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF"])
-def test_a_truncated_image_has_no_pixels_or_its_own(name: str) -> None:
+def test_every_format_tells_its_size(name: str, options: dict[str, object]) -> None:
+    for size in ((1, 1), (300, 200), (5000, 17)) if name != "AVIF" else ((300, 200),):
+        data = encode(Image.new("RGB", size, "teal"), name, **options) + FILL
+        assert count_pixels(data, LIMITS) == size[0] * size[1]
     data = encode(Image.new("RGB", (30, 20)), name, **({"exif": FILL} if name == "JPEG" else {}))
+    assert {count_pixels(data[:length], LIMITS) for length in range(0, 700, 7)} <= set(range(601))
 
-    assert {count_pixels(data[:length], LIMITS) for length in range(len(data))} <= set(range(601))
 
+def test_sizes_of_a_heic_and_of_a_bmp_that_is_stored_from_top_to_bottom() -> None:
+    bmp = bytearray(encode(Image.new("RGB", (30, 20)), "BMP"))
+    bmp[22:26] = (-20).to_bytes(4, "little", signed=True)
 
-def test_an_avif_and_a_heic_tell_their_size() -> None:
-    """A HEIC may tell that of its frame, which is larger."""
-    assert count_pixels(encode(Image.new("RGB", (300, 200)), "AVIF"), LIMITS) == 60_000
-    assert count_pixels(HEIC, LIMITS) == 64 * 64
+    assert count_pixels(bytes(bmp), LIMITS) == 600
+    assert count_pixels(HEIC, LIMITS) == 64 * 64  # of its frame, which is larger
 
 
 def test_data_that_is_no_image_has_no_pixels() -> None:
-    assert count_pixels(b"", LIMITS) == count_pixels(b"no image at all" * 10, LIMITS) == 0
+    assert count_pixels(b"no image at all" * 10, LIMITS) == 0
     noise = random.Random(0)  # noqa: S311 - no secret
     for magic in (
         b"\xff\xd8\xff",
@@ -316,38 +222,26 @@ def test_data_that_is_no_image_has_no_pixels() -> None:
         b"GIF8",
         b"BM",
         b"II*\0\x08\0\0\0",
-        b"\0\0\0\x0cftypavifispe\0\0\0\0",
-        b"RIFF\0\0\0\0WEBPVP8X",
-        b"RIFF\0\0\0\0WEBPVP8L",
-        b"RIFF\0\0\0\0WEBPVP8 ",
+        *(b"RIFF\0\0\0\0WEBPVP8" + kind for kind in (b"X", b"L", b" ")),
     ):
-        for length in range(60):
+        for length in range(0, 60, 3):
             assert count_pixels(magic + noise.randbytes(length), LIMITS) >= 0
 
 
-@pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
-def test_a_jpeg_tells_its_size_whatever_its_colours_and_however_late(mode: str) -> None:
-    """Pillow decodes CMYK, which takes longest; segments before the frame may be large."""
-    data = encode(Image.new(mode, (300, 200)), "JPEG")
+def test_jpeg_tells_its_size_however_late_but_not_beyond_its_first_scan() -> None:
+    """The search would take long there, and a scan without a frame header cannot be decoded."""
+    data = encode(Image.new("CMYK", (300, 200)), "JPEG")
+    at = data.index(b"\xff\xc0")
     segments = b"".join(b"\xff\xed" + (60_002).to_bytes(2) + bytes(60_000) for _ in range(3))
 
     assert count_pixels(data[:2] + segments + data[2:], LIMITS) == 60_000
+    assert count_pixels(data[:at] + b"\xff\xda\0\x08" + bytes(6) + data[at:] + FILL, LIMITS) == 0
 
 
-def test_a_jpeg_is_not_searched_beyond_its_first_scan() -> None:
-    """The search would take long, and a scan without a frame header cannot be decoded."""
-    data = encode(Image.new("RGB", (300, 200)), "JPEG")
-    at = data.index(b"\xff\xc0")
-    scan = b"\xff\xda\0\x08" + bytes(6)
-
-    assert count_pixels(data + FILL, LIMITS) == 60_000
-    assert count_pixels(data[:at] + scan + data[at:] + FILL, LIMITS) == 0
-
-
-@pytest.mark.parametrize("tag", [256, 257])
-def test_a_tiff_that_repeats_its_size_costs_nothing(tag: int) -> None:
-    long = struct.pack("<HHLL", tag, 3, 20_000, 8 + 2 + 12 * 511 + 4) * 511
-    data = b"II*\0" + struct.pack("<LH", 8, 511) + long + bytes(4) + bytes(40_000)
+def test_tiff_that_repeats_its_size_costs_nothing() -> None:
+    """The first of equal tags counts."""
+    long = struct.pack("<HHLL", 257, 3, 20_000, 8 + 2 + 12 * 511 + 4) * 511
+    data = b"II*\0" + struct.pack("<LH", 8, 511) + long + bytes(40_004)
     with peak_below(10_000):
         assert count_pixels(data, LIMITS) == 0
 

@@ -10,10 +10,7 @@ CONFIG = {
     "name": "describes",
     "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [1, 100, 100, 3]}],
     "output": [{"name": "embedding", "data_type": "TYPE_FP32", "dims": [1, 4]}],
-    "parameters": {
-        "task": {"string_value": "embedding"},
-        "landmarks": {"string_value": ",".join(map(str, WANTED.ravel()))},
-    },
+    "parameters": {"task": {"string_value": "embedding"}, "landmarks": {"string_value": ",".join(map(str, WANTED.ravel()))}},
 }
 
 

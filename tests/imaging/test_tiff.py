@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
@@ -20,9 +21,9 @@ GREY = PIXELS[:, :, 0]
 PALETTE = (*(n << 8 for n in range(256)), *((255 - n) << 8 for n in range(256)), *((n // 2) << 8 for n in range(256)))
 
 
-def write(tags: dict[int, tuple[int, ...]], pixels: bytes, order: str = "<", size: int | None = None) -> bytes:
+def write(tags: dict[int, tuple[int, ...]], pixels: bytes, order: str = "<") -> bytes:
     """Write a TIFF of one strip by hand, with values of the type LONG."""
-    tags = {273: (0,), 278: (1 << 16,), 279: (len(pixels) if size is None else size,), **tags}
+    tags = {273: (0,), 278: (1 << 16,), 279: (len(pixels),), **tags}
     behind = 8 + 2 + 12 * len(tags) + 4
     lengths = {tag: 4 * len(values) if len(values) > 1 else 0 for tag, values in tags.items()}
     tags = {tag: (behind + sum(lengths.values()),) if (tag, values) == (273, (0,)) else values for tag, values in tags.items()}
@@ -51,8 +52,7 @@ def tags_for(pixels: NDArray[Any], photometric: int, **others: tuple[int, ...]) 
     }
 
 
-@pytest.mark.parametrize("compression", [1, 5, 8, 32773, 32946])
-@pytest.mark.parametrize("rows", [1, 5, 100])
+@pytest.mark.parametrize(("compression", "rows"), [(1, 5), (5, 1), (5, 100), (8, 5), (32773, 5), (32946, 5)])
 def test_compressed_strips_are_decoded(compression: int, rows: int) -> None:
     options = [cv2.IMWRITE_TIFF_COMPRESSION, compression, cv2.IMWRITE_TIFF_ROWSPERSTRIP, rows]
     data = cv2.imencode(".tiff", PIXELS[:, :, ::-1], options)[1].tobytes()
@@ -77,27 +77,24 @@ def old_lzw(data: bytes) -> bytes:
     return bits.to_bytes(9 * (len(codes) + 1) // 8 + 1, "little")
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("alpha", [0, 1, 2])
+@pytest.mark.parametrize(("order", "alpha"), [("<", 0), (">", 1), (">", 2)])
 def test_modes_are_decoded(order: str, alpha: int) -> None:
     with_alpha = np.dstack([PIXELS, np.full(GREY.shape, 60, np.uint8)])
     wide = (PIXELS.astype(np.uint16) * 257).astype(order + "u2")
     bits = np.packbits(GREY > 127, axis=1)
+    extra = {"_338": (alpha,)}
     cases = [
-        (write(tags_for(GREY, 1), GREY.tobytes(), order), to_rgb(GREY)),
-        (write(tags_for(GREY, 0), GREY.tobytes(), order), to_rgb(255 - GREY)),
-        (write(tags_for(np.dstack([GREY, GREY]), 1, _338=(alpha,)), np.dstack([GREY, GREY // 2]).tobytes(), order), to_rgb(GREY)),
-        (write(tags_for(with_alpha, 2, _338=(alpha,)), with_alpha.tobytes(), order), PIXELS),
-        (write(tags_for(wide, 2), wide.tobytes(), order), PIXELS),
-        (write(tags_for(wide[:, :, 0], 1), wide[:, :, 0].tobytes(), order), to_rgb(GREY)),
-        (write({**tags_for(bits, 1), 256: (32,), 258: (1,)}, bits.tobytes(), order), to_rgb((GREY > 127) * 255)),
-        (
-            write(tags_for(GREY, 3, _320=PALETTE), GREY.tobytes(), order),
-            np.stack([GREY, 255 - GREY, GREY // 2], axis=-1),
-        ),
+        (tags_for(GREY, 1), GREY, to_rgb(GREY)),
+        (tags_for(GREY, 0), GREY, to_rgb(255 - GREY)),
+        (tags_for(np.dstack([GREY, GREY]), 1, **extra), np.dstack([GREY, GREY // 2]), to_rgb(GREY)),
+        (tags_for(with_alpha, 2, **extra), with_alpha, PIXELS),
+        (tags_for(wide, 2), wide, PIXELS),
+        (tags_for(wide[:, :, 0], 1), wide[:, :, 0], to_rgb(GREY)),
+        ({**tags_for(bits, 1), 256: (32,), 258: (1,)}, bits, to_rgb((GREY > 127) * 255)),
+        (tags_for(GREY, 3, _320=PALETTE), GREY, np.stack([GREY, 255 - GREY, GREY // 2], axis=-1)),
     ]
-    for number, (data, expected) in enumerate(cases):
-        np.testing.assert_array_equal(pixels_of(data), expected, err_msg=str(number))
+    for number, (tags, stored, expected) in enumerate(cases):
+        np.testing.assert_array_equal(pixels_of(write(tags, stored.tobytes(), order)), expected, err_msg=str(number))
 
 
 def tiled(pixels: NDArray[Any], photometric: int, **others: tuple[int, ...]) -> bytes:
@@ -140,85 +137,47 @@ def test_image_is_turned_upright(orientation: int) -> None:
         np.testing.assert_array_equal(pixels_of(file), PIXELS)
 
 
-@pytest.mark.parametrize(
-    ("tags", "message"),
-    [
-        ({259: (7,)}, "compressed in a way"),
-        ({259: (4,)}, "compressed in a way"),
-        ({262: (5,)}, "not grey, RGB or RGBA"),
-        ({262: (6,)}, "not grey, RGB or RGBA"),
-        ({258: (8, 8, 16)}, "not grey, RGB or RGBA"),
-        ({258: (32,) * 3}, "not grey, RGB or RGBA"),
-        ({339: (3,)}, "not grey, RGB or RGBA"),
-        ({284: (2,)}, "must be chunky"),
-        ({266: (2,)}, "must be chunky"),
-        ({317: (3,)}, "must be chunky"),
-        ({254: (1,)}, "begins with a thumbnail, as raw photos"),
-    ],
-)
-def test_a_kind_that_is_not_read_is_told(tags: dict[int, tuple[int, ...]], message: str) -> None:
-    with pytest.raises(UnsupportedFormat, match=message):
-        tiff.read_header(write({**tags_for(PIXELS, 2), **tags}, PIXELS.tobytes()))
-
-
-@pytest.mark.parametrize("magic", [b"II+\0", b"MM\0+"])
-def test_a_bigtiff_is_told(magic: bytes) -> None:
-    with pytest.raises(UnsupportedFormat, match="a BigTIFF; send a plain TIFF"):
-        read_header(magic + bytes(100), limits(MEGA))
+UNSUPPORTED: list[tuple[dict[int, tuple[int, ...]], str]] = [
+    ({259: (7,)}, "compressed in a way"),
+    ({262: (5,)}, "not grey, RGB or RGBA"),
+    ({258: (8, 8, 16)}, "not grey, RGB or RGBA"),
+    ({339: (3,)}, "not grey, RGB or RGBA"),
+    ({284: (2,)}, "must be chunky"),
+    ({266: (2,)}, "must be chunky"),
+    ({317: (3,)}, "must be chunky"),
+    ({254: (1,)}, "begins with a thumbnail, as raw photos"),
+]
+INVALID: list[tuple[dict[int, tuple[int, ...]], str]] = [
+    ({256: (0,)}, "no pixels"),
+    ({257: (0,)}, "no pixels"),
+    ({278: (4,)}, "strips or tiles, or not those"),
+    ({278: (8,), 273: (8, 8), 279: (1500, 1500)}, "truncated, or its strips overlap"),
+    ({273: (1 << 31,)}, "truncated, or its strips overlap"),
+    ({279: (PIXELS.nbytes - 1,)}, "too short"),
+    ({262: (3,), 258: (8,), 277: (1,), 320: (1,) * 767}, "palette"),
+    *(({tag: (1,) * count}, f"tag {tag} has too many values") for tag, count in ((256, 2), (258, 17), (320, 769), (273, 20_001))),
+]
 
 
 @pytest.mark.parametrize(
-    ("tags", "message"),
+    ("data", "error", "message"),
     [
-        ({256: (0,)}, "no pixels"),
-        ({257: (0,)}, "no pixels"),
-        ({278: (4,)}, "strips or tiles, or not those"),
-        ({273: (8, 8)}, "strips or tiles, or not those"),
-        ({278: (8,), 273: (8, 8), 279: (1500, 1500)}, "truncated, or its strips overlap"),
-        ({273: (1 << 31,)}, "truncated, or its strips overlap"),
-        ({279: (1 << 31,)}, "truncated, or its strips overlap"),
-        ({262: (3,), 258: (8,), 277: (1,), 320: (1,) * 767}, "palette"),
+        *(
+            (write({**tags_for(PIXELS, 2), **tags}, PIXELS.tobytes()), error, message)
+            for error, cases in ((UnsupportedFormat, UNSUPPORTED), (InvalidImage, INVALID))
+            for tags, message in cases
+        ),
+        *((magic + bytes(100), UnsupportedFormat, "a BigTIFF; send a plain TIFF") for magic in (b"II+\0", b"MM\0+")),
+        (b"II*\0\x08\0\0\0\xff\xff" + bytes(1_000_000), InvalidImage, "too many tags"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_broken_header_is_invalid(tags: dict[int, tuple[int, ...]], message: str) -> None:
-    with pytest.raises(InvalidImage, match=message):
-        tiff.read_header(write({**tags_for(PIXELS, 2), **tags}, PIXELS.tobytes()))
+def test_tiff_that_cannot_be_read_is_told(data: bytes, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        read_header(data, limits(MEGA))
 
 
-@pytest.mark.parametrize(("tag", "values"), [(256, 2), (258, 17), (259, 2), (320, 769), (273, 20_001)])
-def test_too_many_tags_or_values_are_refused(tag: int, values: int) -> None:
-    """Each tag takes time to parse, and each value takes memory."""
-    with pytest.raises(InvalidImage, match="too many tags"):
-        tiff.read_header(b"II*\0\x08\0\0\0\xff\xff" + bytes(1_000_000))
-    with pytest.raises(InvalidImage, match=f"tag {tag} has too many values"):
-        tiff.read_header(write({**tags_for(PIXELS, 2), tag: (1,) * values}, PIXELS.tobytes()))
-
-
-def test_the_first_of_several_tags_counts() -> None:
-    data = write(tags_for(PIXELS, 2), PIXELS.tobytes())
-    (entries,) = struct.unpack_from("<H", data, 8)
-    behind = len(data) + 2 + 12 * (entries + 300) + 4
-    more = b"".join(struct.pack("<HHLL", tag, 3, 20_000, behind) for tag in (256, 257, 273) * 100)
-    directory = struct.pack("<H", entries + 300) + data[10 : 10 + 12 * entries] + more + bytes(4)
-    repeated = data[:4] + struct.pack("<L", len(data)) + data[8:] + directory + bytes(40_000)
-
-    assert tiff.read_header(repeated) == tiff.read_header(data)
-    assert tiff.read_size(repeated) == (32, 16)
-
-
-@pytest.mark.parametrize("compression", [1, 5, 8, 32773, 32946])
-def test_pixels_that_are_missing_are_invalid(compression: int) -> None:
-    data = cv2.imencode(".tiff", np.asarray(NOISE), [cv2.IMWRITE_TIFF_COMPRESSION, compression])[1].tobytes()
-    header = tiff.read_header(data)
-    sizes = [size for _, size in header.parts]
-    short = tiff.rewrite(data, header._replace(parts=[(at, size - 1 if compression == 1 else 0) for at, size in header.parts]))
-
-    assert sum(sizes) > 0
-    with pytest.raises(InvalidImage, match=r"too short|truncated or corrupt"):
-        pixels_of(short)
-
-
-def test_the_decoder_sees_no_tag_that_was_not_checked() -> None:
+def test_decoder_sees_no_tag_that_was_not_checked() -> None:
     file = BytesIO()
     Image.fromarray(PIXELS).save(file, "TIFF", description="canary", software="canary", dpi=(300, 300))
     written = tiff.rewrite(file.getvalue(), tiff.read_header(file.getvalue()))
@@ -231,10 +190,7 @@ def test_the_decoder_sees_no_tag_that_was_not_checked() -> None:
 def test_warnings_of_libtiff_do_not_go_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     data = encode(NOISE, "TIFF")
     for at in range(8, 60):
-        for value in (0, 255):
-            try:
-                pixels_of(data[:at] + bytes([value]) + data[at + 1 :])
-            except GatewayError:
-                continue
+        with suppress(GatewayError):
+            pixels_of(data[:at] + b"\xff" + data[at + 1 :])
 
     assert capfd.readouterr().err == ""

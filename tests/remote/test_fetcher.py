@@ -13,12 +13,14 @@ from tests.remote.support import IMAGE, failure, fetch
 from tests.support import eventually, free_port
 
 
-async def test_an_image_is_fetched(host: Host) -> None:
-    """The request is that of a simple client and does not identify the gateway."""
-    assert await fetch(host.fetcher(), host.url()) == IMAGE
+async def test_image_is_fetched(host: Host) -> None:
+    """As by a simple client, which does not identify the gateway; signatures are computed over path and query as they are."""
+    target = "/a%2Fb/%C3%A4.jpg?X-Signature=%2B%3D&b=c+d"
+    host.answers[target] = response(IMAGE)
+    assert await fetch(host.fetcher(), host.url(target + "#part")) == IMAGE
 
     ((path, headers),) = host.requests
-    assert path == "/cat.jpg"
+    assert path == target
     assert headers.pop("user-agent").startswith("nereid/")
     assert headers == {
         "host": f"{HOST}:{host.port}",
@@ -28,14 +30,6 @@ async def test_an_image_is_fetched(host: Host) -> None:
     }
 
 
-async def test_path_and_query_are_sent_as_they_are(host: Host) -> None:
-    """Signatures are computed over path and query; the fragment is not sent."""
-    target = "/a%2Fb/%C3%A4.jpg?X-Signature=%2B%3D&b=c+d"
-    host.answers[target] = response(IMAGE)
-
-    assert await fetch(host.fetcher(), host.url(target + "#part")) == IMAGE
-
-
 async def test_no_image_is_fetched_unless_hosts_are_allowed(host: Host) -> None:
     error = await failure(Fetcher(), host.url())
 
@@ -43,9 +37,9 @@ async def test_no_image_is_fetched_unless_hosts_are_allowed(host: Host) -> None:
     assert "NEREID_URL_HOSTS" in error.detail
 
 
-@pytest.mark.parametrize("pattern", ["images.example.org", "*.example.com:{}", "*", "images.example.org:1"])
-async def test_hosts_and_ports_that_are_not_allowed_are_not_even_resolved(host: Host, pattern: str) -> None:
-    assert isinstance(await failure(host.fetcher(pattern.format(host.port)), host.url()), UrlNotAllowed)
+async def test_host_or_port_that_is_not_allowed_is_not_even_resolved(host: Host) -> None:
+    for pattern in (f"*.example.com:{host.port}", "*", "images.example.org:1"):
+        assert isinstance(await failure(host.fetcher(pattern), host.url()), UrlNotAllowed)
     assert not host.lookups
 
 
@@ -58,7 +52,7 @@ async def test_proxies_of_the_environment_are_not_used(host: Host, monkeypatch: 
 
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["another name", "another authority"])
-async def test_the_certificate_must_be_valid_for_the_name(host: Host, *, trusted: bool) -> None:
+async def test_certificate_must_be_valid_for_the_name(host: Host, *, trusted: bool) -> None:
     host.names["other.example.org"] = [LOOPBACK]
     fetcher = host.fetcher() if trusted else host.fetcher(trust=ssl.create_default_context())
     error = await failure(fetcher, host.url(host="other.example.org" if trusted else HOST))
@@ -68,7 +62,7 @@ async def test_the_certificate_must_be_valid_for_the_name(host: Host, *, trusted
     assert not host.requests
 
 
-@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"])
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "308 Permanent Redirect"])
 async def test_redirects_are_followed(host: Host, status: str) -> None:
     host.names["cdn.example.org"] = [LOOPBACK]
     host.answers["/there"] = redirect(host.url("/cat.jpg", "cdn.example.org"), status)
@@ -95,14 +89,11 @@ async def test_at_most_three_redirects_are_followed(host: Host) -> None:
     ("location", "detail"),
     [
         ("http://images.example.org/canary", "only https"),
-        ("file:///etc/canary", "only https"),
         ("https://169.254.169.254/canary", "must name its host"),
-        ("https://[::1]/canary", "must name its host"),
         ("https://canary@images.example.org:{}/", "user name"),
         ("https://internal.example.org/canary", "NEREID_URL_HOSTS"),
         ("https://images.example.org/canary", "NEREID_URL_HOSTS"),  # port 443
         ("https://internal.example.net:{}/canary", "no IP address"),
-        ("https://nowhere.example.net:{}/canary", "no IP address"),
         ("https://x" + "x" * 3000, "2048 characters"),
     ],
 )
@@ -117,19 +108,8 @@ async def test_redirects_are_checked_like_the_first_address(host: Host, location
     assert len(host.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "status", ["201 Created", "204 No Content", "206 Partial", "304 Not Modified", "404 Not Found", "500 Oops"]
-)
-async def test_any_status_but_200_is_an_error(host: Host, status: str) -> None:
-    host.answers["/cat.jpg"] = response(b"" if status[:3] in {"204", "304"} else b"canary", status)
-    error = await failure(host.fetcher(), host.url())
-
-    assert isinstance(error, ImageNotFetched)
-    assert error.detail == f"the host of the image answered with status {status[:3]}"
-
-
 @pytest.mark.parametrize("headers", [["Content-Length: 1048577"], []], ids=["declared", "streamed"])
-async def test_an_image_above_the_limit_is_too_large(host: Host, headers: list[str]) -> None:
+async def test_image_above_the_limit_is_too_large(host: Host, headers: list[str]) -> None:
     sent = 0
 
     async def answer(writer: asyncio.StreamWriter) -> None:
@@ -155,23 +135,26 @@ async def test_an_image_above_the_limit_is_too_large(host: Host, headers: list[s
 @pytest.mark.parametrize(
     ("answer", "detail"),
     [
+        *(
+            (response(b"" if status[:3] in {"204", "304"} else b"canary", status), f"answered with status {status[:3]}")
+            for status in ("204 No Content", "206 Partial", "304 Not Modified", "500 Oops")
+        ),
         (response(), "empty body"),
         (response(IMAGE, "200 OK", "Content-Encoding: gzip"), "content encoding"),
         (response(IMAGE[:-1], "200 OK", f"Content-Length: {len(IMAGE)}"), "closed the connection"),
         (response(b"5\r\ncanary", "200 OK", "Transfer-Encoding: chunked"), "closed the connection"),
-        (response(b"canary\r\n", "200 OK", "Transfer-Encoding: chunked"), "closed the connection"),
         (response(b"1\r\nx\r\n" * 100_000, "200 OK", "Transfer-Encoding: chunked"), "pieces of a few bytes"),  # costs CPU time
         (b"SSH-2.0-canary\r\n", "closed the connection"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"canary" * 30_000, "closed the connection"),
-        (b"", "closed the connection"),
     ],
 )
-async def test_a_broken_answer_is_an_error(host: Host, answer: bytes, detail: str) -> None:
+async def test_broken_answer_is_an_error(host: Host, answer: bytes, detail: str) -> None:
     host.answers["/cat.jpg"] = answer
     error = await failure(host.fetcher(), host.url())
 
     assert isinstance(error, ImageNotFetched)
     assert detail in error.detail
+    assert "canary" not in error.detail
     assert error.__cause__ is None
 
 
@@ -191,11 +174,6 @@ async def test_time_is_limited_in_total(host: Host) -> None:
     assert isinstance(error, ImageNotFetched)
     assert error.detail.startswith("the image did not arrive within 0.")
     await eventually(lambda: not host.open_connections)
-
-
-async def test_a_deadline_that_has_passed_is_an_error(host: Host) -> None:
-    assert isinstance(await failure(host.fetcher(), host.url(), seconds=-1), ImageNotFetched)
-    assert not host.requests
 
 
 async def test_fetches_wait_for_each_other(host: Host) -> None:
@@ -219,15 +197,14 @@ async def test_fetches_wait_for_each_other(host: Host) -> None:
     assert set(await asyncio.gather(*slow, patient)) == {IMAGE}
 
 
-async def test_a_fetch_that_is_cancelled_closes_its_connection(host: Host) -> None:
+async def test_cancelled_fetches_close_their_connections(host: Host) -> None:
     host.answers["/hang"] = asyncio.StreamWriter.wait_closed
     fetcher = host.fetcher()
-    for _ in range(2):
-        fetches = [asyncio.create_task(fetch(fetcher, host.url("/hang"))) for _ in range(16)]
-        await eventually(lambda: host.open_connections >= 16)
-        for task in fetches:
-            task.cancel()
-        await asyncio.gather(*fetches, return_exceptions=True)
+    fetches = [asyncio.create_task(fetch(fetcher, host.url("/hang"))) for _ in range(16)]
+    await eventually(lambda: host.open_connections >= 16)
+    for task in fetches:
+        task.cancel()
+    await asyncio.gather(*fetches, return_exceptions=True)
 
     assert await fetch(fetcher, host.url()) == IMAGE
 

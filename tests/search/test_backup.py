@@ -56,7 +56,7 @@ async def database_of(server: Server, user: str) -> str:
 
 
 @pytest.mark.parametrize(("user", "heir"), [("nereid", "nereid"), ("an_owner", "an_heir")])
-async def test_a_restored_backup_finds_the_same(
+async def test_restored_backup_finds_the_same(
     postgres: Server, user: str, heir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for an owner of the tables who is no superuser, or another one. Nothing is overwritten."""

@@ -20,7 +20,7 @@ from app.telemetry.timing import Timing
 from tests.support import SCENE
 
 
-async def test_an_image_gets_the_same_vectors_each_way(
+async def test_image_gets_the_same_vectors_each_way(
     settings: Settings, triton: EmbeddedTriton, database: str, tmp_path: Path
 ) -> None:
     assert triton.poll() is None

@@ -40,6 +40,7 @@ def vector(seed: int, model: str = IMAGE, dimensions: int = 64) -> Vector:
 
 def make_image(number: int, **changes: Any) -> NewImage:  # noqa: ANN401 - its fields
     """Return an image with a car, a face and two lines."""
+    box, vectors, corners = (0, 0, 0.5, 1), [vector(100 + number)], [0.5] * 8
     image = NewImage(
         image_id=f"image {number}",
         content_hash=bytes([number]) * 32,
@@ -49,31 +50,19 @@ def make_image(number: int, **changes: Any) -> NewImage:  # noqa: ANN401 - its f
         height=30,
         vectors=[vector(number)],
         objects=[
-            ObjectPart(
-                box=(0, 0, 0.5, 1), score=0.9, vectors=[vector(100 + number)], class_id=2, class_name="car", index="vehicles"
-            ),
+            ObjectPart(box=box, score=0.9, vectors=vectors, class_id=2, class_name="car", index="vehicles"),
             ObjectPart(box=(0, 0, 0.5, 0.5), score=0.8, class_id=16, class_name="dog"),
         ],
         faces=[make_face(200 + number)],
-        lines=[
-            TextPart(text="Straße closed", corners=[0.5] * 8, score=0.9),
-            TextPart(text="你好世界", corners=[0.5] * 8, score=0.8),
-        ],
+        lines=[TextPart(text="Straße closed", corners=corners, score=0.9), TextPart(text="你好世界", corners=corners, score=0.8)],
         thumbnail=b"image",
     )
     return msgspec.structs.replace(image, **changes)
 
 
 def make_face(seed: int) -> FacePart:
-    box = (0.1, 0.1, 0.2, 0.2)
-    return FacePart(
-        box=box,
-        score=0.7,
-        landmarks=[0.15] * 10,
-        quality=0.5,
-        vectors=[vector(seed, FACE, 32)],
-        thumbnail=b"face",
-    )
+    vectors = [vector(seed, FACE, 32)]
+    return FacePart(box=(0.1, 0.1, 0.2, 0.2), score=0.7, landmarks=[0.15] * 10, quality=0.5, vectors=vectors, thumbnail=b"face")
 
 
 async def test_added_image_is_read_and_deleted_with_all_its_parts(engine: PostgresEngine) -> None:
@@ -97,7 +86,7 @@ async def test_added_image_is_read_and_deleted_with_all_its_parts(engine: Postgr
         await engine.delete("", "image 1")
 
 
-async def test_the_same_image_is_there_once(engine: PostgresEngine) -> None:
+async def test_same_image_is_there_once(engine: PostgresEngine) -> None:
     statuses = [added.status for added in await asyncio.gather(*(engine.add("", make_image(1)) for _ in range(8)))]
     assert sorted(statuses) == ["added", *["duplicate"] * 7]
     twin = await engine.add("", make_image(1, image_id="twin"))
@@ -105,16 +94,11 @@ async def test_the_same_image_is_there_once(engine: PostgresEngine) -> None:
     assert (twin.status, twin.duplicate.image_id) == ("duplicate", "image 1")
     assert (await engine.add("", make_image(1, image_id="twin"), skip_duplicates=False)).status == "added"
     assert (await engine.add("", make_image(2, image_id="image 1"))).status == "replaced"
-    assert {index.name: index.records for index in await engine.statistics("")} == {
-        "global": 2,
-        "vehicles": 2,
-        "people": 0,
-        "faces": 2,
-        "ocr": 2,
-    }
+    records = {index.name: index.records for index in await engine.statistics("")}
+    assert records == {"global": 2, "vehicles": 2, "people": 0, "faces": 2, "ocr": 2}
 
 
-async def test_the_nearest_come_first(engine: PostgresEngine) -> None:
+async def test_nearest_come_first(engine: PostgresEngine) -> None:
     for number in range(6):
         await engine.add("", make_image(number))
     hits = await engine.nearest("", "global", vector(3), PAGE)
@@ -192,16 +176,13 @@ async def test_values_that_postgresql_or_json_cannot_keep_are_refused(engine: Po
     assert await engine.statistics("") == before
 
 
-async def test_a_tenant_has_rows_of_its_own(engine: PostgresEngine) -> None:
+async def test_tenant_has_rows_of_its_own(engine: PostgresEngine) -> None:
     for tenant in ("north", "south"):
         assert (await engine.add(tenant, make_image(1))).status == "added"
     await engine.delete("north", "image 1")
     assert await engine.nearest("north", "global", vector(1), PAGE) == []
-    assert (
-        (await engine.match_text("north", "closed", PAGE)).total
-        == (await engine.match_text("north", "你好", PAGE, is_fuzzy=True)).total
-        == 0
-    )
+    for words in ("closed", "你好"):
+        assert (await engine.match_text("north", words, PAGE, is_fuzzy=True)).total == 0
     assert len(await engine.nearest("south", "global", vector(1), PAGE)) == 1
     async with engine.as_tenant("") as connection:
         for table in ("images", "parts", "texts", "vectors_1", "jobs"):
@@ -218,6 +199,7 @@ async def test_near_duplicates_are_groups(engine: PostgresEngine) -> None:
     found = await engine.duplicate_groups("", PAGE, 2)
     (group,) = found.items
     images = (await engine.duplicate_group("", group.group_id)).images
+    assert [hit.image_id for hit in group.images] == ["image 1"]
     assert (found.total, group.size, [hit.image_id for hit in images]) == (1, 3, ["image 1", "image 2", "image 3"])
     assert [hit.score for hit in images] == pytest.approx([1, 1, 1])
     assert (await engine.image("", "image 3")).duplicate_group == group.group_id
@@ -225,7 +207,7 @@ async def test_near_duplicates_are_groups(engine: PostgresEngine) -> None:
         await engine.duplicate_group("", "nothing")
 
 
-async def test_an_index_is_made_anew(engine: PostgresEngine) -> None:
+async def test_index_is_made_anew(engine: PostgresEngine) -> None:
     for number in range(3):
         await engine.add("", make_image(number))
     await engine.begin_model("image", "embedding:2", 2500)
@@ -255,7 +237,7 @@ async def test_an_index_is_made_anew(engine: PostgresEngine) -> None:
         await engine.add("", make_image(5))
 
 
-async def test_a_name_is_that_of_registered_faces(engine: PostgresEngine) -> None:
+async def test_name_is_that_of_registered_faces(engine: PostgresEngine) -> None:
     ann, ben = make_image(1), make_image(2)
     await engine.add("", make_image(3, faces=[make_face(201)]))
     assert await engine.register("", "Ann", [ann, ben]) is False
@@ -284,7 +266,7 @@ async def test_jobs_of_a_tenant_are_limited(engine: PostgresEngine) -> None:
     await engine.add_job("south", "directory", {})
 
 
-async def test_a_job_has_one_worker(engine: PostgresEngine) -> None:
+async def test_job_has_one_worker(engine: PostgresEngine) -> None:
     job = await engine.add_job("north", "directory", {"folder": "a"})
     taken = await engine.claim_job(60)
     assert taken

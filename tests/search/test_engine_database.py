@@ -36,7 +36,7 @@ async def test_each_schema_is_brought_up_to_date(empty: str, version: int) -> No
     await engine.close()
 
 
-async def test_a_schema_with_records_is_brought_up_to_date(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_schema_with_records_is_brought_up_to_date(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = PostgresEngine(database)
     await old.add("", make_image(1))
     next_file = tmp_path / "003_note.sql"
@@ -130,7 +130,7 @@ async def test_names_of_registered_faces_outlive_persons(empty: str) -> None:
     await engine.close()
 
 
-async def test_a_newer_schema_is_refused(database: str) -> None:
+async def test_newer_schema_is_refused(database: str) -> None:
     engine = PostgresEngine(database)
     async with engine.as_owner() as connection:
         await connection.execute("UPDATE schema_version SET version = 99")
@@ -139,7 +139,7 @@ async def test_a_newer_schema_is_refused(database: str) -> None:
         await PostgresEngine(database).open()
 
 
-async def test_the_owner_needs_not_be_a_superuser(postgres: Server, empty: str) -> None:
+async def test_owner_needs_not_be_a_superuser(postgres: Server, empty: str) -> None:
     await postgres.execute("CREATE ROLE keeper LOGIN CREATEROLE; GRANT nereid_search TO keeper WITH ADMIN OPTION")
     name = name_of(empty)
     await postgres.execute(f"ALTER DATABASE {name} OWNER TO keeper")
@@ -159,7 +159,7 @@ async def test_the_owner_needs_not_be_a_superuser(postgres: Server, empty: str) 
     await postgres.execute(f"ALTER DATABASE {name} OWNER TO nereid")
 
 
-async def test_the_schema_may_be_another_one(postgres: Server, empty: str) -> None:
+async def test_schema_may_be_another_one(postgres: Server, empty: str) -> None:
     """Such as one of the user's own, which `$user` names, or one that the URL names. Others may not ask the functions."""
     await postgres.execute('CREATE EXTENSION vector; CREATE SCHEMA nereid; CREATE SCHEMA "In it"', name_of(empty))
     for url in (empty, f"{empty}&options=-csearch_path%3D%22In%5C%20it%22,public"):
@@ -172,7 +172,7 @@ async def test_the_schema_may_be_another_one(postgres: Server, empty: str) -> No
         await engine.close()
 
 
-async def test_a_model_is_dropped_while_it_is_searched(engine: PostgresEngine) -> None:
+async def test_model_is_dropped_while_it_is_searched(engine: PostgresEngine) -> None:
     await engine.add("", make_image(1))
     await engine.begin_model("image", "embedding:2", 64)
     async with engine.as_tenant("") as connection:
@@ -184,7 +184,7 @@ async def test_a_model_is_dropped_while_it_is_searched(engine: PostgresEngine) -
     assert await engine.models("image") == ("embedding:2", None)
 
 
-async def test_a_database_that_comes_back_is_used(database: str, postgres: Server) -> None:
+async def test_database_that_comes_back_is_used(database: str, postgres: Server) -> None:
     with pytest.raises(SearchUnavailable):
         await PostgresEngine("postgresql://nereid@/nereid?host=/nowhere").models("image")
     engine = PostgresEngine(database)
@@ -258,7 +258,7 @@ def test_many_workers_have_fewer_connections_each() -> None:
         ("deadlock_detected", "cannot be reached, or does not answer in time"),
     ],
 )
-async def test_the_true_cause_is_told(database: str, fault: str, cause: str) -> None:
+async def test_true_cause_is_told(database: str, fault: str, cause: str) -> None:
     engine = PostgresEngine(database)
     async with engine.as_owner() as connection:
         await connection.execute(
@@ -279,7 +279,7 @@ async def test_wrong_url_is_an_error_with_its_cause(postgres: Server) -> None:
             await PostgresEngine(url).open()
 
 
-async def test_a_pgvector_that_damages_an_index_makes_none_and_keeps_those_that_exist(
+async def test_pgvector_that_damages_an_index_makes_none_and_keeps_those_that_exist(
     database: str, postgres: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = captured_log(monkeypatch, migrations)

@@ -11,7 +11,7 @@ from app.search.postgres.engine import PostgresEngine
 from tests.search.made import like, with_faces, with_vector
 
 
-async def test_an_image_is_deleted_while_words_are_searched(engine: PostgresEngine) -> None:
+async def test_image_is_deleted_while_words_are_searched(engine: PostgresEngine) -> None:
     image = with_vector("a", like(0))
     image.lines = [TextPart(text="closed road", corners=[0.5] * 8, score=0.9)]
 
@@ -27,7 +27,7 @@ async def test_an_image_is_deleted_while_words_are_searched(engine: PostgresEngi
     await changing
 
 
-async def test_a_name_is_registered_again_while_it_is_deleted(engine: PostgresEngine) -> None:
+async def test_name_is_registered_again_while_it_is_deleted(engine: PostgresEngine) -> None:
     pictures = [with_faces(f"picture {axis}", like(axis)) for axis in range(4)]
     await asyncio.gather(
         *(engine.register("", "anna", turn) for turn in (pictures, pictures[::-1]) * 10),
@@ -53,12 +53,3 @@ async def test_vectors_of_a_model_that_is_not_used_any_more_are_not_looked_for(e
     await engine.add("", with_vector("a", like(0)))
     with pytest.raises(SearchUnavailable):
         await engine.nearest("", "global", Vector(like(0), "embedding:2"), Page(5))
-
-
-async def test_a_list_of_groups_has_the_first_image_and_the_size(engine: PostgresEngine) -> None:
-    for number in range(3):
-        await engine.add("", with_vector(f"{number}", like(0)), near=0.9)
-    (group,) = (await engine.duplicate_groups("", Page(5), 2)).items
-
-    assert ([hit.image_id for hit in group.images], group.size) == (["0"], 3)
-    assert len((await engine.duplicate_group("", group.group_id)).images) == 3

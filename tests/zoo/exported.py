@@ -30,16 +30,8 @@ def exported(
     symbolic: bool = False,
     **metadata: object,
 ) -> onnx.ModelProto:
-    """Make a network.
-
-    Args:
-        outputs: What it gives for one image, or only its shape. `boxes` are fractions of the input `SIZES`.
-        size: Width and height of its input.
-        batch: Number of images.
-        half: Whether its tensors are FP16.
-        symbolic: Whether the shapes of its outputs are.
-        metadata: Its properties.
-    """
+    """Make a network that gives `outputs` for one image, or zeros of such shapes; `boxes` are fractions of the input `SIZES`."""
+    # Its input has this `size`, width and height, for `batch` images; `half` makes its tensors FP16, `symbolic` their shapes.
     kind, body, results = "float16" if half else "float", "images_only = Shape <start = 0, end = 1> (images)", []
     given = {name: np.array(value) if isinstance(value, np.ndarray) else np.zeros(value) for name, value in outputs.items()}
     arrays = {name: value if value.dtype == np.int64 else value.astype(f"f{2 if half else 4}") for name, value in given.items()}

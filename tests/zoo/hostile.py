@@ -165,18 +165,8 @@ def _wide(random: Random) -> onnx.ModelProto:
     return network
 
 
-_KINDS: list[Callable[[Random], onnx.ModelProto | bytes]] = [
-    _endless,
-    _expanding,
-    _claiming,
-    _limited,
-    _nested,
-    _long,
-    _outside,
-    _foreign,
-    _metadata,
-    _wide,
-]
+Kind = Callable[[Random], onnx.ModelProto | bytes]
+_KINDS: list[Kind] = [_endless, _expanding, _claiming, _limited, _nested, _long, _outside, _foreign, _metadata, _wide]
 
 
 def hostile(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:

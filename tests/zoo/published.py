@@ -60,7 +60,6 @@ def site(answer: bytes) -> Iterator[str]:
 WHOLE = response(NETWORK)
 WITHOUT_LENGTH = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + NETWORK
 MOVED = response(b"elsewhere", "302 Found", "Location: /elsewhere", "Connection: close")
-MISSING, BROKEN = response(status="404 Not Found"), response(status="500 Internal Server Error")
+MISSING = response(status="404 Not Found")
 NOT_HTTP, HUNG_UP = b"220 mail.example.org ESMTP\r\n", b""
-CHUNK_CUT_SHORT = response(b"1000\r\n" + NETWORK[:100], "200 OK", "Transfer-Encoding: chunked")
 CUT_SHORT = response(NETWORK[:-100], "200 OK", f"Content-Length: {len(NETWORK)}")

@@ -24,7 +24,6 @@ from tests.zoo.exported import head_tensors, parse
 from tests.zoo.published import IN_WHEEL, WHEEL, write_wheel
 
 SIZE = (256, 128)
-LABELS = "door,window,gate"
 TEXT, FACES = ("ocr_detection", "ocr_direction", "ocr_recognition"), ("faces_detection", "faces_description")
 
 
@@ -56,9 +55,8 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def added(model: onnx.ModelProto, repository: Repository, *, is_production: bool = False) -> None:
-    path = repository.path.with_name("doors.onnx")
-    onnx.save(model, path)
-    options = read_options({"labels": LABELS})
+    onnx.save(model, path := repository.path.with_name("doors.onnx"))
+    options = read_options({"labels": "door,window,gate"})
     add(Request(str(path), None, "MIT", None, options, is_production=is_production), repository, lambda _: "")
 
 
@@ -80,28 +78,7 @@ def test_production_gets_a_graph_whose_network_is_in_fp16(repository: Repository
     assert (half.graph.input, half.graph.output) == (single.graph.input, single.graph.output)
     assert half.graph.name != single.graph.name
     assert "filename" not in (repository.path / "doors" / "configs" / "embedded.pbtxt").read_text()
-
-
-def test_without_production_there_is_one_graph(repository: Repository) -> None:
-    added(network(), repository)
-
-    assert production_file(repository) == NETWORK
-    assert not (repository.path / "doors" / "1" / HALF).exists()
-
-
-def test_network_that_overflows_in_fp16_stays_in_fp32(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its values of up to 180,000 are infinite in FP16; ONNX Runtime on a CPU computes them in FP32, and would not see it."""
-    added(network(60_000, width=1), repository, is_production=True)
-
-    assert production_file(repository) == NETWORK
-    assert "warning: doors:1 has no model in FP16, so that production runs FP32" in capsys.readouterr().err
-
-
-def test_next_version_is_in_fp16_as_the_versions_so_far(repository: Repository) -> None:
-    """All versions have one config, which names one file."""
-    added(network(), repository, is_production=True)
-    added(network(0.5), repository)
-
+    added(network(0.5), repository)  # all versions have one config, which names one file
     assert production_file(repository) == HALF
 
 
@@ -109,6 +86,7 @@ def test_production_that_stays_in_fp32_is_told_with_what_changes_it(
     repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
     added(network(0.25), repository)
+    assert not (repository.path / "doors" / "1" / HALF).exists()
     added(network(0.5), repository, is_production=True)
     assert production_file(repository) == NETWORK
     assert "production runs doors in FP32 until its other versions are in FP16, too: add their networks" in capsys.readouterr().err
@@ -131,18 +109,17 @@ def test_config_names_no_graph_that_any_folder_of_a_version_lacks(repository: Re
     assert production_file(repository) == NETWORK
 
 
-def test_production_runs_fp16_once_the_last_version_without_it_is_removed(
-    repository: Repository, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_network_that_overflows_in_fp16_stays_in_fp32(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its values of up to 180,000 are infinite in FP16; ONNX Runtime on a CPU computes them in FP32, and would not see it."""
     added(network(), repository, is_production=True)
     added(network(60_000, width=1), repository)
     assert production_file(repository) == NETWORK
+    assert "warning: doors:2 has no model in FP16, so that production runs FP32" in capsys.readouterr().err
     with repository.writing():
         repository.use("doors:1")
         repository.remove("doors:2")
 
     assert production_file(repository) == HALF
-    assert "doors:2 has no model in FP16" in capsys.readouterr().err
 
 
 def test_published_model_keeps_its_graph_in_fp16_when_it_is_pulled_again(repository: Repository, tmp_path: Path) -> None:
@@ -154,19 +131,6 @@ def test_published_model_keeps_its_graph_in_fp16_when_it_is_pulled_again(reposit
 
     assert production_file(repository, "tiny") == HALF
     assert half.stat().st_ino != before
-
-
-def test_triton_that_refuses_a_model_gets_the_previous_graphs_back(repository: Repository, tmp_path: Path) -> None:
-    wheel = write_wheel(tmp_path / WHEEL)
-    pull("tiny", IN_WHEEL, repository, source=wheel)
-    before = {path: path.read_bytes() for path in (repository.path / "tiny").rglob("*.*")}
-
-    def refuse(_: str) -> str:
-        raise ValueError
-
-    with pytest.raises(ValueError, match=r"^$"):
-        pull("tiny", IN_WHEEL, repository, refuse, source=wheel, is_production=True)
-    assert {path: path.read_bytes() for path in (repository.path / "tiny").rglob("*.*")} == before
 
 
 def test_precision_is_kept_behind_the_last_convolution() -> None:

