@@ -70,13 +70,20 @@ def test_callers_for_whom_no_column_is_left_are_one_caller(table: WorkerTable) -
     assert (counts.has_room(A, 6, 1), counts.has_room(A, 5, 1)) == (True, False)
 
 
-@pytest.mark.parametrize(("others", "expected"), [(0, 5), (1, 6), (5, 10), (100, 10)])
-def test_caller_waits_for_as_much_of_others_as_it_has(table: WorkerTable, others: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("others", "expected", "has_little"),
+    [([], 5, False), ([1], 6, False), ([5], 10, False), ([100], 10, True), ([5, 5, 5, 5], 25, False), ([100] * 3, 20, True)],
+)
+def test_caller_waits_for_as_much_of_others_as_it_has(
+    table: WorkerTable, others: list[int], expected: int, *, has_little: bool
+) -> None:
     counts = CallerCounts(table, "x")
     counts.add(A, 5)
-    counts.add(B, others)
+    for number, amount in enumerate(others):
+        counts.add(Caller(str(number)), amount)
 
     assert (counts.until_served(A), counts.until_served(ANYBODY)) == (expected, 0)
+    assert counts.has_little(A) is has_little
 
 
 @pytest.mark.parametrize(
