@@ -123,7 +123,7 @@ async def test_waiter_that_is_late_or_leaves_ends_no_other() -> None:
     await asyncio.sleep(0)
     find.runs[0].set_result("found")
 
-    assert await asyncio.gather(first, last) == [("found", False), ("found", True)]
+    assert [await first, await last] == [("found", False), ("found", True)]
 
 
 async def test_failed_request_is_freed_at_once() -> None:

@@ -160,7 +160,8 @@ async def test_answer_that_comes_too_late_or_to_a_caller_who_left_is_nobody_else
             asking = asyncio.create_task(store.get(KEY))
             await asyncio.wait({asking}, timeout=None if is_late else 0.01)  # the question is on its way
             asking.cancel()
-            assert await asyncio.gather(asking, return_exceptions=True) != [VALUE]
+            (answer,) = await asyncio.gather(asking, return_exceptions=True)
+            assert answer != VALUE
         monkeypatch.setattr(redis_store, "_SECONDS", 20.0)
 
         assert await store.get(OTHER) == b"other"

@@ -315,6 +315,7 @@ async def test_deadline_of_a_caller_that_gives_little_time_is_no_failure_of_the_
 
     assert routed.notes.noted == noted
     assert routed.fake.asked == ["tiny:3"]
+    assert {part for _, part, _ in routed.counted} == {"canary"}
 
 
 async def test_answer_from_the_cache_tells_nothing_of_a_canary(routed: Routed) -> None:

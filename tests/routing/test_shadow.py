@@ -212,6 +212,8 @@ async def test_single_shadow_is_under_way_while_up_to_63_wait(door: Door) -> Non
     await eventually(lambda: door.results == {"dropped": 69, "failed": 1})
     door.triton.may_answer.set()  # Triton may use what it has got until it answers
     await door.until(dropped=69, failed=1)
+    await door.ask()
+    await door.until(dropped=69, failed=1, compared=1)
 
 
 async def test_shadows_end_with_the_worker(door: Door) -> None:
