@@ -141,7 +141,7 @@ MALFORMED = [
 ]
 
 
-async def test_what_cannot_be_answered_is_answered_with_zeros_and_logged_once(
+async def test_malformed_message_or_defect_is_answered_with_zeros_and_logged_once(
     world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = captured_log(monkeypatch, listener)

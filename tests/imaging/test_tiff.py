@@ -153,6 +153,7 @@ INVALID: list[tuple[dict[int, tuple[int, ...]], str]] = [
     ({278: (4,)}, "strips or tiles, or not those"),
     ({278: (8,), 273: (8, 8), 279: (1500, 1500)}, "truncated, or its strips overlap"),
     ({273: (1 << 31,)}, "truncated, or its strips overlap"),
+    ({279: (PIXELS.nbytes + 1,)}, "truncated, or its strips overlap"),
     ({279: (PIXELS.nbytes - 1,)}, "too short"),
     ({262: (3,), 258: (8,), 277: (1,), 320: (1,) * 767}, "palette"),
     *(({tag: (1,) * count}, f"tag {tag} has too many values") for tag, count in ((256, 2), (258, 17), (320, 769), (273, 20_001))),

@@ -99,7 +99,7 @@ def test_precision_of_production_changes_the_fingerprint_of_every_version(doors:
     assert doors.read("1") not in {b"", before}
 
 
-def test_what_finds_the_same_has_the_same_fingerprint(doors: Repository) -> None:
+def test_copies_and_other_ways_to_run_have_the_same_fingerprint(doors: Repository) -> None:
     """Hosts may run the same network in different ways, and have copies of it; Python caches byte code. Versions differ."""
     before = doors.read()
     (doors.folder / "1" / "__pycache__").mkdir()
