@@ -111,7 +111,7 @@ class Service:
     def note_defect(self, reason: str) -> None:
         """Restart the program because of what others have found, after a pause, in which the rest of it works."""
         if self.is_ready:
-            self._defect = reason
+            self._defect = self._defect or reason
 
     def close(self) -> None:
         """Stop watching the program."""

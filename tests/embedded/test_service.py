@@ -143,20 +143,22 @@ def test_defect_that_a_restart_does_not_mend_is_restarted_later_and_later(watch:
     """The program runs a pause of a minute, and then longer ones, in which the rest of it works."""
     program = watch(is_ready=True)
     program.service.note_defect("wrong")
+    program.look()
     for pause in (60, 120, 240, 480, 960, 1920, 3600, 3600):
         program.service.note_defect("wrong")  # while it starts
         program.find()
         restarted = program.killed
-        program.clock.now += pause - 1
         program.service.note_defect("wrong")
+        program.look(pause - 1)
         assert program.killed == restarted
-        program.clock.now += 1
-        program.service.note_defect("wrong")
+        program.look(1)
         assert program.killed == restarted + 1
     for pause in (7200, 60):
         program.find()
-        program.clock.now += pause
+        program.look(pause)
+        assert program.service.is_ready
         program.service.note_defect("wrong")
+        program.service.tick()
         assert not program.service.is_ready
 
 

@@ -8,7 +8,7 @@ from app.errors import GatewayError
 from app.model.spec import ModelSpec
 from tests.fakes.triton import SPEC
 from tests.pipeline.gate import Gate
-from tests.pipeline.refusals import SICK, Refusal
+from tests.pipeline.refusals import STOPPING, Refusal
 from tests.world import Time, World, open_world, time_of_app
 
 
@@ -39,7 +39,7 @@ def gate() -> Iterator[Gate]:
     made.opened.set()
 
 
-async def fail(world: World, times: int, refusal: Refusal = SICK, *, spec: ModelSpec = SPEC, seconds: float = 30) -> None:
+async def fail(world: World, times: int, refusal: Refusal = STOPPING, *, spec: ModelSpec = SPEC, seconds: float = 30) -> None:
     for _ in range(times):
         before, world.fake.refusal = world.fake.refusal, refusal
         with pytest.raises(GatewayError):

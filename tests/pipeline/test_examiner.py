@@ -12,7 +12,7 @@ import pytest
 from app.errors import CircuitOpen, InferenceFailed
 from app.model.golden import Golden
 from app.pipeline.examiner import Examiner
-from app.triton.status import WrongAnswer
+from app.triton.status import ModelDied, WrongAnswer
 from tests.fakes.triton import CONFIG, FakeTriton, config_with, infer_response
 from tests.pipeline import refusals
 from tests.pipeline.refusals import Refusal
@@ -234,6 +234,34 @@ async def test_answer_under_way_of_a_wrong_model_is_nobodys(examined: Examined) 
 
     with pytest.raises(WrongAnswer):
         await asking
+
+
+class LateProcess(OneModel):
+    """Reads the results of its model one request too late, once Triton has given up the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_late = False
+        self.results = [ZEROS]
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        self.results.append(ZEROS if request.id == "probe" else RIGHT)
+        self.rows = [self.results[-2 if self.is_late else -1]]
+        return await super().ModelInfer(request, context)
+
+
+@pytest.mark.world(LateProcess, mode="inline", max_calls=10)
+async def test_model_whose_process_was_silent_is_left_out_until_its_results_are_in_time(examined: Examined) -> None:
+    fake = examined.fake
+    assert isinstance(fake, LateProcess)
+    fake.next_refusals, fake.is_late = [refusals.SICK], True
+    with pytest.raises(ModelDied):
+        await examined.world.infer()
+    assert examined.wrong == [True]
+    assert not await examined.until_well()
+    fake.is_late = False
+
+    assert await examined.until_well()
 
 
 class TwoInstances(OneModel):

@@ -12,6 +12,7 @@ from app.telemetry.metrics import MODEL_DEATHS
 from app.triton import client as client_module
 from app.triton.shared_memory import SHM
 from app.triton.silence import Silence
+from app.triton.status import ModelDied
 from tests.fakes.triton import SPEC
 from tests.pipeline import refusals
 from tests.pipeline.conftest import fail, is_closed
@@ -31,7 +32,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Silence, "ask", lambda *_: None)
 
 
-@pytest.mark.parametrize("refusal", [refusals.STOPPING, refusals.SICK, refusals.CANCELLED])
+@pytest.mark.parametrize("refusal", [refusals.STOPPING, refusals.CANCELLED])
 async def test_failures_open_the_circuit_until_a_probe_is_answered(world: World, refusal: Refusal) -> None:
     await fail(world, 4, refusal)
     assert is_closed(world)
@@ -66,12 +67,12 @@ async def test_dead_processes_of_a_model_are_counted_by_requests_and_probes(worl
         return METRICS.table.total_ever(METRICS.table.column(COUNTER + SEPARATOR.join((MODEL_DEATHS, "tiny"))))
 
     before = deaths()
-    world.fake.next_refusals = [refusals.SICK]
-    await world.infer()
-    assert deaths() == before + 1
     world.fake.refusal = refusals.SICK
-    await fail(world, 5)
+    with pytest.raises(ModelDied):
+        await world.infer()
+    assert not is_closed(world)
     seen = deaths()
+    assert seen == before + 1
     await world.time.skip(1)
 
     await eventually(lambda: deaths() > seen)
@@ -134,7 +135,7 @@ async def test_cancelled_inference_counts_if_it_was_given_half_of_the_time_of_a_
 @HEARD
 async def test_inference_that_fails_late_counts_once(world: World) -> None:
     world.hold()
-    world.fake.refusal = refusals.SICK
+    world.fake.refusal = refusals.STOPPING
     await world.give_up(4)
     await world.settle()
     await world.time.skip(HANG_SECONDS)
