@@ -61,14 +61,10 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-both = pytest.mark.parametrize("just", ["../just", JUST], ids=["script", "program"])
-
-
-@both
-def test_first_start_without_a_network_is_one_line(just: str | Path, run: Run, tmp_path: Path) -> None:
+def test_first_start_without_a_network_is_one_line(run: Run, tmp_path: Path) -> None:
     """Pip reports it in many lines, the last of which says that there is no such package."""
     # Instead of an environment, whose pip takes seconds to install, one with the pip of this Python.
-    code, output, errors = run(just, "serve", scripts={"pip": f'exec "{sys.executable}" -m pip "$@"'})
+    code, output, errors = run("../just", "serve", scripts={"pip": f'exec "{sys.executable}" -m pip "$@"'})
 
     assert (code, output) == (1, [])
     assert errors == [
@@ -78,7 +74,7 @@ def test_first_start_without_a_network_is_one_line(just: str | Path, run: Run, t
     assert not (tmp_path / "a clone" / ".venv" / "locked").exists()
 
 
-@both
+@pytest.mark.parametrize("just", ["../just", JUST], ids=["script", "program"])
 def test_fresh_copy_is_set_up_once_before_its_recipes(just: str | Path, run: Run) -> None:
     outputs = ["-m tests.tools.openapi", "-m tests.tools.kubernetes_rules"]
     steps = ["creating .venv", "installing the locked environment (pillow-simd is compiled: about half a minute)"]

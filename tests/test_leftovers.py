@@ -109,17 +109,8 @@ def test_another():
 
 def test_module_that_holds_a_lock_memory_or_a_thread_fails(tmp_path: Path) -> None:
     (tmp_path / "test_holding.py").write_text(HOLDING, encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tests.leftovers",
-        "-p",
-        "no:cacheprovider",
-        f"--rootdir={tmp_path}",
-        str(tmp_path),
-    ]
+    options = ("-p", "tests.leftovers", "-p", "no:cacheprovider", f"--rootdir={tmp_path}")
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # it starts faster
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 

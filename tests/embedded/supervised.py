@@ -104,7 +104,7 @@ class Serve(io.StringIO):
         patch.setattr("app.triton.shared_memory.sweep", self._sweep)
         patch.setattr("app.embedded.supervisor.time", SimpleNamespace(sleep=self._look, monotonic=time.monotonic))
         patch.setattr("app.host.signals._SAME_SECONDS", 60)  # a busy machine may be late with the second of two signals
-        for name in ("_STARTING_CHECK", "_RECHECK", "_FIRST_DELAY"):
+        for name in ("_STARTING_CHECK", "_RECHECK", "_FIRST_DELAY", "_MEMORY"):
             patch.setattr(f"app.embedded.service.{name}_SECONDS", 0.02)
 
     def _sweep(self) -> None:

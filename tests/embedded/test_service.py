@@ -141,7 +141,11 @@ def test_failed_check_is_repeated_after_a_second(watch: Watch) -> None:
 
 def test_defect_that_a_restart_does_not_mend_is_restarted_later_and_later(watch: Watch) -> None:
     """The program runs a pause of a minute, and then longer ones, in which the rest of it works."""
-    program = watch(is_ready=True)
+    program = watch()
+    program.look()
+    program.service.note_defect("wrong")
+    assert program.killed == 0  # it starts
+    program.find()
     program.service.note_defect("wrong")
     program.look()
     for pause in (60, 120, 240, 480, 960, 1920, 3600, 3600):

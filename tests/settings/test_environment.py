@@ -119,7 +119,7 @@ def test_only_the_beginning_of_a_long_value_is_quoted_and_no_password() -> None:
         ({"host": "::"}, "local_url", "http://[::1]:4603"),
     ],
 )
-def test_what_follows_from_settings(given: dict[str, object], name: str, value: object) -> None:
+def test_limits_and_addresses_follow_from_settings(given: dict[str, object], name: str, value: object) -> None:
     assert getattr(msgspec.structs.replace(Settings(), **given), name) == value
 
 
