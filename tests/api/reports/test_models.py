@@ -64,9 +64,12 @@ async def test_versions_of_a_model_are_listed(gateway: Gateway, config: dict[str
     fake.config = config
     fake.model_versions = ["2", "10"]
     fake.index = [("a", "10", "READY", ""), ("a", "2", "READY", ""), ("a", "11", "UNAVAILABLE", "no weights")]
-    model = by_name(json(await client.get("/models")))["a"]
+    fake.index += [("tiny", "10", "READY", "")]
+    document = json(await client.get("/models"))
+    model = by_name(document)["a"]
 
     assert (model["version"], model["versions"]) == (default, ["2", "10"])
+    assert [card["id"] for card in document["data"]] == ["tiny", "a"]  # the default model comes first
 
 
 async def test_model_without_an_adapter_says_why(gateway: Gateway) -> None:
