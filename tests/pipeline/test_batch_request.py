@@ -76,7 +76,8 @@ async def test_images_succeed_and_fail_alone_and_errors_keep_none(world: World) 
     assert sorted(name for name, _ in found) == [*["Detections"] * 2, "InvalidImage", "MalformedRequest", "UnsupportedFormat"]
     for name, stages in found:
         assert (stages == STAGES) is (name == "Detections")
-    assert images == kept == []
+    assert not images
+    assert not kept
 
 
 async def test_images_are_counted_before_triton_is_asked_for_the_model(world: World) -> None:

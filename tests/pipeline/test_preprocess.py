@@ -165,7 +165,7 @@ async def test_pixels_become_the_tensor(  # noqa: PLR0913, PLR0917 - a table
     expected = PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]
     by_hint = {"scale": expected / np.float32(127.5), "mean": (expected / 255 - mean) / std}
     for hints in ({"scale": "127.5"}, {"mean": "0.485,0.456,0.406", "std": "0.229,0.224,0.225"}):
-        model = spec(data_type, dims, channels=channels, **hints)
+        model = spec(data_type, dims, 0, channels=channels, **hints)
         values = expected if dtype is np.uint8 else by_hint[next(iter(hints))]
 
         tensor = filled(inline, file(PIXELS), model)

@@ -236,7 +236,8 @@ async def test_request_for_a_version_gets_it(routed: Routed) -> None:
 
     assert routed.world.pipeline.refer_to(NAME, 1) == "tiny:1"
     assert routed.counted == {}
-    assert routed.notes.noted == routed.notes.offered == []
+    assert not routed.notes.noted
+    assert not routed.notes.offered
 
 
 @pytest.mark.parametrize(

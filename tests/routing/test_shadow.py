@@ -68,13 +68,13 @@ class Door:
         self.world, self.triton = world, triton
         self.metrics = Metrics(table, "0")
         self.shadows = Shadows(world.pipeline, self.metrics)
-        self.routes: Any = SimpleNamespace(known={})
+        self._known: dict[str, Route] = {}
         self.put(Shadow("big", 1.0))
-        canaries = CanaryWatch(self.routes, self.metrics)
-        world.pipeline.router = Router(self.routes, world.pipeline, self.metrics, canaries, self.shadows)
+        routes: Any = SimpleNamespace(known=self._known)
+        world.pipeline.router = Router(routes, world.pipeline, self.metrics, CanaryWatch(routes, self.metrics), self.shadows)
 
     def put(self, shadow: Shadow) -> None:
-        self.routes.known["door"] = Route("tiny", shadow=shadow)
+        self._known["door"] = Route("tiny", shadow=shadow)
 
     async def ask(self, after: list[Callable[[], object]] | None = None) -> Detections:
         return await self.world.pipeline.run(SCENE, OPTIONS, CallContext(Deadline.after(30), Timing(), "abc", after_answer=after))
