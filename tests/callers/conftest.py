@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,12 +20,18 @@ from app.zoo import registry
 from bench.harness.ports import find_free
 from bench.harness.processes import running
 from bench.harness.triton import link_installation
+from tests.api.conftest import write_keys
 from tests.callers import table
 from tests.callers.client import pins
 from tests.conftest import one_process_at_a_time
 from tests.support import ROOT
 
 MODEL = "yolo11n"
+KEY_ID, SECRET = "camera-1", "the-secret-of-a-test"
+KEY = f"{KEY_ID}.{SECRET}"
+VERSIONS = {"CodeProject.AI": "documentation", "Frigate": "plugin at d55b622", "OpenProcessor": "c287cd5"}
+"""Of what is not run, but whose calls are repeated."""
+VERSIONS |= {name: version(name) for name in ("nereid-client", "tritonclient")}
 PATIENCE_SECONDS = 60
 """How long to wait for an answer: the machine also installs and runs other clients."""
 
@@ -37,13 +44,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def row(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
     """Note the client, its version and the first line of the test's docstring, which says what is done with it.
 
-    A test of a program that is not in requirements/clients records its own property `version`.
+    A test of another program records its own property `version`.
     """
     (name,) = request.node.get_closest_marker("client").args
     record_property("client", name)
     record_property("done", request.function.__doc__.partition("\n")[0])
-    if name in pins():
-        record_property("version", pins()[name])
+    if known := (pins() | VERSIONS).get(name):
+        record_property("version", known)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -96,6 +103,14 @@ def serving(folder: Path, repository: Path, *others: Path, **settings: object) -
 def gateway(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a gateway without keys."""
     with serving(tmp_path_factory.mktemp("gateway"), repository) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def locked(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a gateway with a key."""
+    keys = write_keys(tmp_path_factory.mktemp("keys"), (KEY_ID, SECRET, "detect"))
+    with serving(tmp_path_factory.mktemp("locked"), repository, api_keys_file=keys) as url:
         yield url
 
 

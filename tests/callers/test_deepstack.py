@@ -1,7 +1,7 @@
 """Clients of DeepStack and CodeProject.AI, and the protocol of Frigate's detector `deepstack`."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,26 +10,16 @@ import httpx
 import pytest
 from PIL import Image
 
-from tests.api.conftest import write_keys
 from tests.callers.client import run
-from tests.callers.conftest import MODEL, PATIENCE_SECONDS, serving
-from tests.callers.test_openprocessor_sight import LINES, PAGE, PORTRAIT
+from tests.callers.conftest import KEY, MODEL, PATIENCE_SECONDS
+from tests.callers.pictures import LINES, PAGE, PORTRAIT
 from tests.support import IMAGES, sample_image
 
 Object = tuple[Any, ...]
 """Label, confidence and corners in pixels."""
 
 CAT = str(IMAGES / "chelsea.jpg")
-ID, SECRET = "camera-1", "the-secret-of-a-test"
 SIDE = 640
-
-
-@pytest.fixture(scope="module")
-def locked(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a gateway with a key."""
-    keys = write_keys(tmp_path_factory.mktemp("keys"), (ID, SECRET, "detect"))
-    with serving(tmp_path_factory.mktemp("locked"), repository, api_keys_file=keys) as url:
-        yield url
 
 
 @pytest.fixture
@@ -85,8 +75,8 @@ def test_deepstack_python(gateway: str, own: httpx.Client, no_image: str) -> Non
 def test_deepstack_python_with_a_key(locked: str, own: httpx.Client) -> None:
     """A photo with a key and `custom_model`, an unknown model, and a wrong key."""
     calls = [
-        {"api_key": f"{ID}.{SECRET}", "custom_model": MODEL},
-        {"api_key": f"{ID}.{SECRET}", "custom_model": "nothing-like-it"},
+        {"api_key": KEY, "custom_model": MODEL},
+        {"api_key": KEY, "custom_model": "nothing-like-it"},
         {"api_key": "wrong"},
     ]
     program = ("deepstack-python", "deepstack_python")
@@ -124,19 +114,22 @@ def test_deepstack_sdk(gateway: str, own: httpx.Client, no_image: str, tmp_path:
 @pytest.mark.client("deepstack-sdk")
 def test_deepstack_sdk_with_a_key(locked: str, own: httpx.Client, tmp_path: Path) -> None:
     """`ServerConfig` with a key, and with a wrong one."""
-    right, wrong = (run("deepstack-sdk", "sdk_detection", locked, str(tmp_path), key, CAT) for key in (f"{ID}.{SECRET}", "wrong"))
+    right, wrong = (run("deepstack-sdk", "sdk_detection", locked, str(tmp_path), key, CAT) for key in (KEY, "wrong"))
 
     assert [tuple(one) for one in right["pictures"][0]] == expect(own, 0.4)
     assert wrong["pictures"] == ["Unknown error : 401 occured"]
 
 
-def find_faces(client: str, url: str, folder: Path) -> None:
-    """Check what a client finds in a portrait and in a page of text; faces have no names."""
-    (folder / "page.png").write_bytes(PAGE)
-    address = urlsplit(url)
-    pictures = str(IMAGES / "astronaut.jpg"), str(folder / "page.png")
+@pytest.mark.parametrize(
+    "client", [pytest.param(name, marks=pytest.mark.client(name)) for name in ("deepstack-python", "codeproject-ai-api")]
+)
+def test_faces(client: str, sight_url: str, sight: httpx.Client, tmp_path: Path) -> None:
+    """Its class for faces: the face of a portrait, a page without one; `recognize` says that names of faces are not there."""
+    (tmp_path / "page.png").write_bytes(PAGE)
+    address = urlsplit(sight_url)
+    pictures = str(IMAGES / "astronaut.jpg"), str(tmp_path / "page.png")
     ((portrait, page), error) = run(client, "faces", str(address.hostname), str(address.port), *pictures)
-    own = httpx.post(f"{url}/faces/detect", content=PORTRAIT, timeout=PATIENCE_SECONDS).json()["faces"]
+    own = sight.post("/faces/detect", content=PORTRAIT).json()["faces"]
 
     assert [set(face) for face in portrait] == [{"confidence", "x_min", "y_min", "x_max", "y_max"}]
     for face, expected in zip(portrait, own, strict=True):
@@ -147,22 +140,9 @@ def find_faces(client: str, url: str, folder: Path) -> None:
     assert error.endswith("/v1/vision/face/recognize raised error 404")
 
 
-@pytest.mark.client("deepstack-python")
-def test_faces_of_deepstack_python(sight_url: str, tmp_path: Path) -> None:
-    """`DeepstackFace`: the face of a portrait, a page without one; `recognize` says that names of faces are not there."""
-    find_faces("deepstack-python", sight_url, tmp_path)
-
-
-@pytest.mark.client("codeproject-ai-api")
-def test_faces_of_codeproject_ai_api(sight_url: str, tmp_path: Path) -> None:
-    """`CodeProjectAIFace`: the face of a portrait, a page without one; `recognize` says that names of faces are not there."""
-    find_faces("codeproject-ai-api", sight_url, tmp_path)
-
-
 @pytest.mark.client("CodeProject.AI")
-def test_text_and_comparisons(sight: httpx.Client, record_property: Callable[[str, object], None]) -> None:
+def test_text_and_comparisons(sight: httpx.Client) -> None:
     """Calls of its documentation, rewritten: the text of a page, two portraits compared, and one with a page without a face."""
-    record_property("version", "documentation")
     for path in ("/v1/image/ocr", "/v1/vision/ocr"):
         read = sight.post(path, files={"image": PAGE}, data={"min_confidence": "0.5"}).json()
         assert (read["success"], [one["label"] for one in read["predictions"]], read["count"]) == (True, LINES, 2)
@@ -178,9 +158,8 @@ Plugin = Callable[..., list[Any]]
 
 
 @pytest.fixture
-def plugin(own: httpx.Client, record_property: Callable[[str, object], None]) -> Plugin:
+def plugin(own: httpx.Client) -> Plugin:
     """Run Frigate's detector with a region; return its rows, or the name of the error that ends it."""
-    record_property("version", "plugin at d55b622")
     labels = own.get(f"/models/{MODEL}").json()["classes"]
 
     def detect(url: str, region: Path, api_key: str = "", labelmap: list[str] = labels) -> Any:  # noqa: ANN401
@@ -209,8 +188,8 @@ def test_frigate_has_room_for_twenty(gateway: str, locked: str, own: httpx.Clien
 
     assert len(objects) > 20
     assert plugin(gateway + path, crowd) == to_rows(objects[:20], labelmap)
-    assert plugin(f"{locked}{path}?max_objects=20", crowd, f"{ID}.{SECRET}") == to_rows(objects[:20], labelmap)
-    assert plugin(f"{locked}{path}?max_objects=20&api_key={ID}.{SECRET}", crowd) == to_rows(objects[:20], labelmap)
+    assert plugin(f"{locked}{path}?max_objects=20", crowd, KEY) == to_rows(objects[:20], labelmap)
+    assert plugin(f"{locked}{path}?max_objects=20&api_key={KEY}", crowd) == to_rows(objects[:20], labelmap)
     assert plugin(f"{locked}{path}?max_objects=20", crowd, "wrong") == []
 
 

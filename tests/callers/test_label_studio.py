@@ -14,9 +14,8 @@ import pytest
 
 from bench.harness.ports import find_free
 from bench.harness.processes import running
-from tests.api.conftest import write_keys
 from tests.callers.client import environment, run
-from tests.callers.conftest import PATIENCE_SECONDS, serving
+from tests.callers.conftest import KEY, KEY_ID, PATIENCE_SECONDS, SECRET
 from tests.deploy.needs import load
 from tests.support import IMAGES, ROOT, sample_image
 
@@ -24,7 +23,7 @@ NAME = "label-studio"
 EXAMPLE = ROOT / "examples" / NAME
 LABELS = {"person": "Person", "cat": "Cat", "car": "Vehicle", "truck": "Vehicle", "bus": "Vehicle", "motorcycle": "Vehicle"}
 """Of the classes, as labeling.xml says."""
-LEGACY, KEY, SECRET = "0123456789abcdef" * 2, "annotators", "secret-of-the-annotators"
+LEGACY = "0123456789abcdef" * 2
 PICTURES = ("chelsea.jpg", "coffee.jpg", "astronaut.jpg")
 """The second has no object with a label."""
 
@@ -44,7 +43,7 @@ class Pair(NamedTuple):
         example = json.loads((EXAMPLE / "backend.json").read_text(encoding="utf-8"))
         del example["project"]
         with self.backend(token) as url:
-            backend = {**example, "url": url, "basic_auth_user": KEY, "basic_auth_pass": SECRET}
+            backend = {**example, "url": url, "basic_auth_user": KEY_ID, "basic_auth_pass": SECRET}
             return run(NAME, "label_studio", self.studio, token, json.dumps(backend), str(EXAMPLE / "labeling.xml"), *pictures)
 
     @contextmanager
@@ -73,7 +72,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(repository: Path, package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(locked: str, package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Both with the settings of the example; Label Studio has a database of its own, and calls nobody else."""
     folder = tmp_path_factory.mktemp(NAME)
     settings = load(EXAMPLE / "compose.yaml")["services"][NAME]["environment"]
@@ -91,13 +90,8 @@ def pair(repository: Path, package: Path, tmp_path_factory: pytest.TempPathFacto
     (port,) = find_free(1)
     program = str(environment(NAME).python().with_name(NAME))
     command = [program, "start", "--no-browser", "--internal-host", "127.0.0.1", "--port", str(port)]
-    (folder / "gateway").mkdir()
-    keys = write_keys(folder, (KEY, SECRET, "detect"))
-    with (
-        running(command, settings, port, "/health", folder / "studio.log", ready_seconds=300) as studio,
-        serving(folder / "gateway", repository, api_keys_file=keys) as gateway,
-    ):
-        yield Pair(studio.url, gateway, package, folder)
+    with running(command, settings, port, "/health", folder / "studio.log", ready_seconds=300) as studio:
+        yield Pair(studio.url, locked, package, folder)
 
 
 @pytest.mark.client(NAME)
@@ -137,7 +131,7 @@ def check(pair: Pair, token: str) -> None:
 
 def boxes(gateway: str, picture: str) -> list[tuple[str, Any]]:
     """Return the labels of the objects in a picture, and their boxes: x y w h in percent of it, as `box` does."""
-    key = {"Authorization": f"Bearer {KEY}.{SECRET}"}
+    key = {"Authorization": f"Bearer {KEY}"}
     answer = httpx.post(
         f"{gateway}/detect?boxes=normalized&confidence=0.4", content=sample_image(picture), headers=key, timeout=PATIENCE_SECONDS
     )

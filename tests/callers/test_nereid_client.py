@@ -4,8 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -17,11 +15,6 @@ from tests.scrape import scrape
 from tests.support import IMAGES
 
 PHOTOS = [IMAGES / name for name in ("astronaut.jpg", "chelsea.jpg", "coffee.jpg")]
-
-
-@pytest.fixture(autouse=True)
-def _version(record_property: Callable[[str, object], None]) -> None:
-    record_property("version", version("nereid-client"))
 
 
 def boxes(own: httpx.Client, photo: Path) -> list[float]:

@@ -10,9 +10,8 @@ import httpx
 import msgspec
 import pytest
 
-from tests.api.conftest import write_keys
 from tests.callers.client import environment
-from tests.callers.conftest import MODEL, serving
+from tests.callers.conftest import KEY, MODEL
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import IMAGES
 
@@ -80,13 +79,10 @@ def test_photos(gateway: str, own: httpx.Client, tmp_path: Path) -> None:
 
 
 @pytest.mark.client("aiperf")
-def test_several_images(repository: Path, tmp_path: Path) -> None:
+def test_several_images(locked: str, tmp_path: Path) -> None:
     """A profile with an API key and images that it makes, two in a request: no error, and an answer for each image."""
-    keys = write_keys(tmp_path, ("perf", "secret", "detect"))
-    (tmp_path / "served").mkdir()
-    with serving(tmp_path / "served", repository, api_keys_file=keys) as url:
-        images = ("--image-batch-size", "2", "--image-width-mean", "320", "--image-height-mean", "240")
-        found = profile(tmp_path, url, 4, *images, "--api-key", "perf.secret")
+    images = ("--image-batch-size", "2", "--image-width-mean", "320", "--image-height-mean", "240")
+    found = profile(tmp_path, locked, 4, *images, "--api-key", KEY)
 
     assert (found.summary["request_count"]["avg"], found.summary["error_summary"]) == (4, [])
     assert [[one["index"] for one in answer_of(record)["data"]] for record in found.records] == [[0, 1]] * 4

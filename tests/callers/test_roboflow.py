@@ -9,10 +9,9 @@ import pytest
 
 from bench.harness.ports import find_free
 from bench.harness.processes import running
-from tests.api.conftest import write_keys
 from tests.callers.client import run
-from tests.callers.conftest import PATIENCE_SECONDS, serving
-from tests.callers.test_openprocessor_sight import LINES, PAGE
+from tests.callers.conftest import KEY, PATIENCE_SECONDS
+from tests.callers.pictures import LINES, PAGE
 from tests.support import IMAGES, sample_image
 
 NAME = "inference-sdk"
@@ -93,17 +92,12 @@ def test_models_and_errors(gateway: str, own: httpx.Client) -> None:
     assert printed["errors"]["confidence"][1] == "confidence: expected a number from 0 to 1"
 
 
-def test_keys_and_retries(own: httpx.Client, tmp_path: Path, repository: Path) -> None:
+def test_keys_and_retries(own: httpx.Client, locked: str, tmp_path: Path) -> None:
     """A key in each `api_key_transport`, and a wrong one; three tries while Triton is away (503)."""
-    (tmp_path / "keys").mkdir()
-    keys = write_keys(tmp_path, ("camera", "s3cret", "detect"))
     port, nobody = find_free(2)
     settings = {"NEREID_PORT": str(port), "NEREID_TRITON_ENDPOINTS": f"127.0.0.1:{nobody}", "NEREID_WORKERS": "1"}
-    with (
-        serving(tmp_path / "keys", repository, api_keys_file=keys) as with_keys,
-        running([sys.executable, "-m", "app", "api"], settings, port, "/livez", tmp_path / "alone.log") as alone,
-    ):
-        printed = run(NAME, "roboflow_keys", with_keys, alone.url, PATH, "camera.s3cret")
+    with running([sys.executable, "-m", "app", "api"], settings, port, "/livez", tmp_path / "alone.log") as alone:
+        printed = run(NAME, "roboflow_keys", locked, alone.url, PATH, KEY)
         metrics = httpx.get(f"{alone.url}/metrics", timeout=PATIENCE_SECONDS).text
 
     assert [boxes(answer) for answer in printed["found"]] == [own_boxes(detect(own))] * 6

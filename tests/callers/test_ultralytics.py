@@ -7,9 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.conftest import write_keys
 from tests.callers.client import run
-from tests.callers.conftest import MODEL, serving
+from tests.callers.conftest import KEY, MODEL
 from tests.support import IMAGES, sample_image
 
 PHOTO = IMAGES / "astronaut.jpg"
@@ -56,13 +55,10 @@ def test_errors() -> None:
 
 
 @pytest.mark.client("hub-sdk")
-def test_keys(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys(locked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An API key of the gateway; with a wrong one, the SDK says that it is invalid."""
-    keys = write_keys(tmp_path, ("hub", "right", "detect"))
-    (tmp_path / "served").mkdir()
-    with serving(tmp_path / "served", repository, api_keys_file=keys) as url:
-        monkeypatch.setenv("ULTRALYTICS_HUB_API", f"{url}/ultralytics")
-        right, wrong = predict("hub.right"), predict("hub.wrong")
+    monkeypatch.setenv("ULTRALYTICS_HUB_API", f"{locked}/ultralytics")
+    right, wrong = predict(KEY), predict("hub.wrong")
 
     assert right["answer"]["images"][0]["results"]
     assert right["log"] == ""

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from app.embedded.server import EmbeddedTriton
 from app.settings.schema import TRITON_SOCKET, Settings
-from tests.deploy.containers import USER, Builder, Image
+from tests.deploy.containers import SOURCE, USER, Builder, Image
 from tests.support import ROOT
 
 
@@ -23,19 +24,20 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
 
 @pytest.fixture(scope="session")
 def api(builder: Builder) -> Image:
-    return builder.build("api")
+    return builder.unpack(builder.build("api", f"--build-arg=SOURCE={SOURCE}"))
 
 
 @pytest.fixture(scope="session")
 def embedded(builder: Builder) -> Image:
-    return builder.build("embedded")
+    # With the same source, because both images share the layers with the labels, whichever is built first.
+    return builder.unpack(builder.build("embedded", f"--build-arg=SOURCE={SOURCE}"))
 
 
 @pytest.fixture
 def triton_of_containers(settings: Settings, triton: EmbeddedTriton) -> Iterator[str]:
     """The address of the session's Triton, whose folder belongs to the user of the containers meanwhile."""
     assert triton.poll() is None
-    paths = (settings.triton_folder, settings.triton_folder / TRITON_SOCKET)
+    paths: tuple[Path, ...] = (settings.triton_folder, settings.triton_folder / TRITON_SOCKET)
     for path in paths:
         os.chown(path, USER, USER)
     yield settings.triton_address

@@ -45,6 +45,20 @@ class Image(NamedTuple):
     config: dict[str, Any]
     """As Docker's format has it."""
 
+    @property
+    def command(self) -> list[str]:
+        return [*self.config["Entrypoint"], *self.config["Cmd"]]
+
+    @property
+    def health_check(self) -> list[str]:
+        kind, *command = self.config["Healthcheck"]["Test"]
+        assert kind == "CMD"
+        return [str(part) for part in command]
+
+    def bytes(self) -> int:
+        folders = os.walk(self.root)
+        return sum(os.lstat(Path(folder, name)).st_size for folder, _, names in folders for name in names)
+
 
 class Container(NamedTuple):
     """A file system, who may write where, and the settings in its environment; nothing of it runs yet."""
@@ -75,27 +89,22 @@ class Container(NamedTuple):
         }
         unset = [f"--unset={name}" for name in entering]
         network = ["nsenter", f"--net=/run/netns/{self.network}"] if self.network else []
-        namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh"]
-        command = [*network, *namespaces, *unset, *command]
-        return subprocess.Popen(command, env=environ | entering, start_new_session=True, **options)
+        return subprocess.Popen(
+            [*network, "unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh", *unset, *command],
+            env=environ | entering,
+            start_new_session=True,
+            **options,
+        )
 
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
         process = self.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         output, _ = process.communicate()
         return subprocess.CompletedProcess(command, process.returncode, output)
 
-    def check_health(self) -> tuple[int, str]:
-        """Run the image's health check; return its exit code, and what it says."""
-        kind, *command = self.image.config["Healthcheck"]["Test"]
-        assert kind == "CMD"
-        done = self.run(*map(str, command))
-        return done.returncode, done.stdout
-
     @contextmanager
     def running(self, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-        config = self.image.config
         with log.open("wb") as output:
-            process = self.start([*config["Entrypoint"], *config["Cmd"]], stdout=output, stderr=subprocess.STDOUT)
+            process = self.start(self.image.command, stdout=output, stderr=subprocess.STDOUT)
         try:
             yield process
         finally:
@@ -107,10 +116,10 @@ def first_process(process: "subprocess.Popen[bytes]") -> psutil.Process:
     return first
 
 
-def stop(process: "subprocess.Popen[bytes]") -> int:
+def stop(process: "subprocess.Popen[bytes]", seconds: float = 60) -> int:
     """Send the stop signal to a container's process 1, as an engine does, and return the exit code."""
     first_process(process).terminate()
-    return process.wait(60)
+    return process.wait(seconds)
 
 
 def temporary_folder(path: Path) -> dict[Path, str]:
@@ -152,8 +161,12 @@ class Builder:
         self._folder = folder
         storage = folder / "storage.conf"
         storage.write_text(f'[storage]\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n', encoding="utf-8")
-        own = {"BUILDER": "buildah", "BUILDAH_ISOLATION": "chroot", "CONTAINERS_STORAGE_CONF": str(storage)}
-        self._environ = os.environ | own
+        self._environ = {
+            **os.environ,
+            "BUILDER": "buildah",
+            "BUILDAH_ISOLATION": "chroot",
+            "CONTAINERS_STORAGE_CONF": str(storage),
+        }
         driver = self.run("buildah", "info", "--format={{.store.GraphDriverName}}").strip()
         with storage.open("a", encoding="utf-8") as file:
             file.write(f'driver = "{driver}"\n')
@@ -165,15 +178,18 @@ class Builder:
         assert done.returncode == 0, done.stdout[-4000:]
         return done.stdout
 
-    def build(self, target: str) -> Image:
-        """Build an image on the base that debootstrap made, with this machine's settings of pip, and unpack it."""
+    def build(self, target: str, *options: str) -> str:
+        """Build an image on the base that debootstrap made, with this machine's settings of pip; return its name."""
         volumes = [f"--volume={source}:{name}:ro" for source, name in pip_volumes(self._folder).items()]
-        # With the same source, because both images share the layers with the labels, whichever is built first.
-        arguments = ["--build-arg=BASE=localhost/debian:trixie-slim", f"--build-arg=SOURCE={SOURCE}"]
-        self.run(ROOT / "deploy" / "container" / "build", target, *arguments, *volumes)
-        name = f"localhost/nereid:{__version__}" + ("" if target == "api" else f"-{target}")
-        root = Path(self.run("buildah", "mount", self.run("buildah", "from", name).strip()).strip())
-        return Image(root, json.loads(self.run("buildah", "inspect", "--type", "image", name))["Docker"]["config"])
+        base = "--build-arg=BASE=localhost/debian:trixie-slim"
+        self.run(ROOT / "deploy" / "container" / "build", target, base, *volumes, *options)
+        return f"localhost/nereid:{__version__}" + ("" if target == "api" else f"-{target}")
+
+    def unpack(self, name: str) -> Image:
+        container = self.run("buildah", "from", name).strip()
+        root = Path(self.run("buildah", "mount", container).strip())
+        inspected = json.loads(self.run("buildah", "inspect", "--type", "image", name))
+        return Image(root, inspected["Docker"]["config"])
 
     def close(self) -> None:
         self.run("buildah", "rm", "--all")
