@@ -43,7 +43,7 @@ def gateway() -> Iterator[Running]:
 def test_justfile_and_documentation_name_the_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    listed = set(re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE))
+    listed = set(re.findall(r"^    (\w+)\b", capsys.readouterr().out, re.MULTILINE))
     described = re.search(
         r"^# Measure what .*: (.*)\n.*\nbench \*args", (ROOT / "justfile").read_text(encoding="utf-8"), re.MULTILINE
     )
