@@ -79,7 +79,7 @@ async def test_model_that_a_triton_has_is_found_there_and_looked_for_elsewhere(
     for _ in range(4):
         clock.now += 1
         await two.pool.refresh()
-        await eventually(lambda: other.config_reads == asked + 1)
+        await eventually(lambda: other.config_reads > asked)
         await two.servers[1 - has_it].client.read_server()  # answered after any question of the pool
     other.model_refusal = fake.model_refusal = None
     clock.now += 6
