@@ -75,11 +75,11 @@ async def test_model_that_a_triton_has_is_found_there_and_looked_for_elsewhere(
     specs = two.servers[1 - has_it].specs
     with pytest.raises(UnknownModel):  # after this answer, no question is pending
         await specs.get("tiny")
-    clock.now += 1
     asked = other.config_reads
     for _ in range(4):
+        clock.now += 1
         await two.pool.refresh()
-        await eventually(lambda: other.config_reads == asked + 1)
+        await eventually(lambda: other.config_reads > asked)
         await two.servers[1 - has_it].client.read_server()  # answered after any question of the pool
     other.model_refusal = fake.model_refusal = None
     clock.now += 6
