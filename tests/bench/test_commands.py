@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from app.host.ports import is_free
 from app.zoo import registry
 from bench.__main__ import main
 from bench.experiments import faces, fair, overload, server_load
 from bench.harness.environments import LOCUST, RAPIDOCR, REFERENCE
-from bench.harness.errors import ContestantError
 from bench.harness.lineup import lineup_of
-from bench.harness.ports import find_free
-from bench.harness.processes import ROOT, Running, environment_of, running
+from bench.harness.processes import ROOT, Running
 from bench.load.images import SAMPLE_FOLDER
 from bench.report.records import load_record
 from tests.conftest import fetched
@@ -205,19 +202,6 @@ def test_worker_is_recorded_under_load_and_while_requests_are_slow(
     assert re.fullmatch(rf"{slow}: 5 s of worker \d+; meanwhile \d+ requests .*\n", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--pid", str(2**22 + 1)], "there is no process "),
-        (["--url", "http://192.0.2.1:4603"], "is not on this machine, whose processes alone can be recorded"),
-    ],
-)
-def test_impossible_recording_is_one_line(options: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "1", "none.svg", *options]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert reason in line
-
-
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
 def test_locust_sends_its_tasks(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["locust", "--url", gateway.url, "--seconds", "1", "--images", IMAGE, "--tasks", "detect"]) == 0
@@ -238,27 +222,3 @@ def test_faces_are_compared_with_the_network_alone(monkeypatch: pytest.MonkeyPat
 def test_gateway_without_models_for_text_is_one_line(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["text", "--url", gateway.url]) == 1
     assert "it needs the models of ./just pull ocr" in capsys.readouterr().err
-
-
-def test_server_that_ends_or_fails_its_probe_is_reported_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings of this process are not inherited: they would change what is measured."""
-    (port,) = find_free(1)
-    for program, message in (
-        ("raise SystemExit('no such thing')", "exited with code 1: no such thing"),
-        ("", "exited with code 0"),
-    ):
-        with (
-            pytest.raises(ContestantError, match=message),
-            running([sys.executable, "-c", program], {}, port, "/", tmp_path / "log"),
-        ):
-            pass
-    (tmp_path / "there").touch()
-    serve = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port)]
-    with pytest.raises(ContestantError, match="status 404"), running(serve, {}, port, "/no", tmp_path / "log", tmp_path):
-        pass
-    with running(serve, {}, port, "/there", tmp_path / "log", tmp_path) as server:
-        assert Path(server.process.cwd()) == tmp_path
-    assert is_free("127.0.0.1", port)
-
-    monkeypatch.setenv("NEREID_WORKERS", "7")
-    assert "NEREID_WORKERS" not in environment_of(ROOT)

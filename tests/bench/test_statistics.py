@@ -79,13 +79,6 @@ def test_rejections_have_latencies_of_their_own() -> None:
     assert outcome.codes == {status: ["busy"] for status in ("429", "503", "504")}
 
 
-def test_goodput_leaves_out_answers_after_the_last_request() -> None:
-    late, in_time = (tallied((1, 0.0, "200", b"", b""), seconds=seconds) for seconds in (1e-9, 60))
-
-    assert late.goodput == 0 < late.rate
-    assert in_time.goodput == in_time.rate
-
-
 def test_delay_of_a_schedule_is_that_of_all_but_one_in_a_hundred() -> None:
     tally = Tally([frozenset()], patience=1)
     assert tally.outcome(0.0).delay_p99 == 0

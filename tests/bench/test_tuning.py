@@ -20,7 +20,7 @@ from app.zoo.recipe import DetectionRecipe
 from app.zoo.repository import Repository
 from bench.experiments.tune import result_lines
 from bench.experiments.tuning import config_text
-from bench.experiments.tuning.search import Figures, Trial, choose, figures, finalists, hold_rounds, pareto_front, search
+from bench.experiments.tuning.search import Figures, Trial, choose, figures, hold_rounds, search
 from bench.experiments.tuning.variant import (
     DOWN,
     UP,
@@ -111,14 +111,6 @@ def test_search_finds_the_best_of_several_dimensions_and_ends_in_time() -> None:
     assert max(tried, key=lambda one: tried[one].throughput) == msgspec.structs.replace(start, instances=3, max_batch=4)
     assert len(tried) < 20
     assert list(search(start, measure(start), step, lambda _: None)) == [start]
-
-
-def test_front_has_the_variants_that_no_other_beats_and_comes_first_into_the_rounds() -> None:
-    tried = {ONE: trial(20.0, 10.0), FOUR: trial(19.0, 11.0), THREE: trial(15.0, 5.0), TWO: trial(30.0, 12.0)}
-
-    assert pareto_front({one: figures([found]) for one, found in tried.items()}) == [TWO, ONE, THREE]
-    for trials, count in ((9, 3), (100, 4), (0, 2)):
-        assert finalists(tried, ONE, trials) == [ONE, TWO, THREE, FOUR][:count]
 
 
 @pytest.mark.parametrize(("left", "count"), [([0], 3), ([3, 1], 4), ([9, 9], 5)])
