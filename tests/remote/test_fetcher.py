@@ -127,8 +127,8 @@ async def test_image_above_the_limit_is_too_large(host: Host, headers: list[str]
     assert "1 MiB" in error.detail
     await eventually(lambda: not host.open_connections)
     assert sent < 2**25
-    for answer in (response(IMAGE), b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + IMAGE):
-        host.answers["/cat.jpg"] = answer
+    for whole in (response(IMAGE), b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + IMAGE):
+        host.answers["/cat.jpg"] = whole
         assert await fetch(host.fetcher(max_bytes=len(IMAGE)), host.url()) == IMAGE
         assert isinstance(await failure(host.fetcher(max_bytes=len(IMAGE) - 1), host.url()), BodyTooLarge)
 
