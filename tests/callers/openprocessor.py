@@ -76,10 +76,11 @@ REGION: Keys = {"text": str, "box": several_of(8, float), "box_normalized": BOX}
 READ = ANSWER | TEXTS | {"status": str, "regions": [REGION], "image": SIZE, "error": optional(str)}
 OF_READ = OF_BATCH | TEXTS | {"error": optional(str), "image": SIZE}
 MANY_READ = ANSWER | BATCH | of(int, "total_text_regions images_with_text") | {"results": [OF_READ]}
+ANALYZED_TEXT = TEXTS | {"boxes": [several_of(8, float)], "boxes_normalized": [BOX]} | of([share], "det_scores rec_scores")
 OBJECT: Keys = {"box": BOX, "confidence": share, "class_id": int, "class_name": str, "embedding": optional(vector)}
 ANALYZED = ANSWER | of(int, "num_detections num_faces") | of(optional(vector), "global_embedding")
 ANALYZED |= {"detections": [OBJECT], "faces": [FACE | of(optional(vector), "embedding")], "timing": dict, "image": SIZE}
-ANALYZED |= {"status": str, "embedding_norm": optional(float), "ocr": optional(TEXTS | {"regions": [REGION]})}
+ANALYZED |= {"status": str, "embedding_norm": optional(float), "ocr": optional(ANALYZED_TEXT)}
 OF_ANALYZED = OF_BATCH | of(int, "num_detections num_faces") | {"error": optional(str), "image": SIZE, "has_text": bool}
 MANY_ANALYZED = ANSWER | BATCH | of(int, "total_detections total_faces images_with_text") | {"results": [OF_ANALYZED]}
 

