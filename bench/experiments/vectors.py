@@ -115,7 +115,7 @@ class Database:
         """Return for each question the ids of the nearest images."""
         found: list[set[str]] = []
         for part in np.array_split(self._questions, _QUERIES // 100):
-            best = np.argpartition(-part @ self.vectors[among].T, _TOP, axis=1)[:, :_TOP]
+            best = np.argpartition(-part @ self.vectors[among].T, min(_TOP, len(among) - 1), axis=1)[:, :_TOP]
             found += [{str(among[place]) for place in row} for row in best]
         return found
 

@@ -116,7 +116,7 @@ def test_reference_is_measured_beside_nereid(capsys: pytest.CaptureFixture[str])
         (["limit", "--rounds", "1", "--seconds", "0.3"], ["nereid_shm / decode alone", "nereid_file / http_and_triton"]),
         (["masks", "--rounds", "1", "--seconds", "0.3"], ["polygon / none", "rle / none", "png / none"]),
         (["versus", "--rounds", "1", "--seconds", "0.3", "--contests", "batching"], ["nereid_file / batch1"]),
-        (["search", "--vectors", "1000", "--rounds", "1", "--seconds", "0.3"], ["search / vector alone"]),
+        (["search", "--vectors", "2000", "--rounds", "1", "--seconds", "0.3"], ["search / vector alone"]),
         (["stages", "--rounds", "1", "--seconds", "0.2"], []),
     ],
     ids=["limit", "masks", "batching", "search", "stages"],
