@@ -27,7 +27,7 @@ class SickTriton(FakeTriton):
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         if (request.model_name, request.model_version) == (self.sick, self.sick_version):
-            await context.abort(grpc.StatusCode.INTERNAL, "Stub process is not healthy.")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Server is stopping")
         return await super().ModelInfer(request, context)
 
 

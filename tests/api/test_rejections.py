@@ -179,7 +179,7 @@ async def test_no_memory_for_batches(gateway: Gateway) -> None:
 async def test_open_circuit(gateway: Gateway) -> None:
     """503 where the request names the model before its body; it comes before 429, and nobody without a key learns of it."""
     world = gateway.world
-    world.fake.refusal = grpc.StatusCode.INTERNAL, "Stub process is not healthy."
+    world.fake.refusal = grpc.StatusCode.UNAVAILABLE, "Server is stopping"
     assert len(await world.errors(5)) == 5
     assert world.usable == [False]
     with full(world):

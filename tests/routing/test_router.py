@@ -39,7 +39,7 @@ from tests.support import METRICS, SCENE, captured_log, eventually
 from tests.world import OPTIONS, World, open_world
 
 NAME = "detector"
-SICK = grpc.StatusCode.INTERNAL, "Stub process is not healthy."
+SICK = grpc.StatusCode.UNAVAILABLE, "Server is stopping"
 
 
 class Versions(FakeTriton):

