@@ -75,9 +75,10 @@ class Service:
         self._failed_starts = 0
         self._ends: list[float] = []
         self._told = ""
-        self._defect = ""
-        """What others have found since the last restart, which may not happen yet."""
+        self._defect, self._noted_at = "", 0.0
+        """What others have found since the last restart, and when."""
         self._defect_at, self._pause = -math.inf, _MEMORY_SECONDS
+        """When a defect last led to a restart, and for how long none does then."""
         self._start_at: float | None = None if is_ready else monotonic()
         self._started_at = monotonic()
 
@@ -91,10 +92,10 @@ class Service:
         if code is not None:
             self._restart(f"exited with code {code}", code or 1)
             return
-        # The pause is a minute, and doubles, up to an hour, with each restart that comes as soon as it may.
-        waited = monotonic() - self._defect_at
-        if self._defect and waited >= self._pause:
-            self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS) if waited < 2 * self._pause else _MEMORY_SECONDS
+        if self._defect and self.is_ready and monotonic() >= self._defect_at + self._pause:
+            # The pause is a minute, and doubles, up to an hour, with each restart that did not help for a minute.
+            is_helped = self._noted_at >= self._defect_at + _MEMORY_SECONDS
+            self._pause = _MEMORY_SECONDS if is_helped else min(2 * self._pause, _MAX_PAUSE_SECONDS)
             self._defect_at = monotonic()
             self._restart(f"does not work ({self._defect})", 1)
             return
@@ -110,8 +111,8 @@ class Service:
 
     def note_defect(self, reason: str) -> None:
         """Restart the program because of what others have found, after a pause, in which the rest of it works."""
-        if self.is_ready:
-            self._defect = self._defect or reason
+        if self._start_at is None and not self._defect:  # otherwise it is that of a process which has ended
+            self._defect, self._noted_at = reason, monotonic()
 
     def close(self) -> None:
         """Stop watching the program."""

@@ -26,7 +26,6 @@ from app.model.golden import SAMPLE, Golden
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
 from app.pipeline.golden import added_values, golden_input, read_golden
-from app.pipeline.probe import run_probe
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.telemetry.metrics import Metrics
 from app.triton.backend import TritonBackend
@@ -43,8 +42,6 @@ _LIST_SECONDS, _ERRORS_SECONDS = 2.0, 4.0
 # Of questions in a row, where another instance, with another GPU, may answer each of them.
 _QUESTIONS = 4
 _QUEUE_SECONDS, _STATISTICS_SECONDS = 5.0, 2.0
-# After this, the worker that asks has seen which models others leave out.
-_FOLLOW_SECONDS = 5.0
 # An answer that is none, although the picture is well.
 _FAILED = (InferenceFailed, InvalidModelOutput, InvalidImage)
 
@@ -64,6 +61,8 @@ class _Known:
         """The first answer of this Triton."""
         self.inferences = 0
         """Triton's count at the last right answer, which it begins anew when it loads the model again."""
+        self.seen, self.loaded_at = 0, 0.0
+        """After the death of a process: Triton's count, and when it was seen to begin anew, on the `time.monotonic` clock."""
         self.was_right = False
         """Whether any answer was right; a restart that was to help and did not makes it forgotten."""
         self.is_counted = False
@@ -99,28 +98,31 @@ class Examiner:
         self._metrics.table.add(self._errors_column(served, spec), 1)
 
     def note_death(self, served: ModelOnServer, spec: ModelSpec) -> None:
-        """Leave a model out one of whose processes Triton takes for dead.
+        """Leave a model out until it is loaded again, because Triton takes one of its processes for dead.
 
         If the process was only silent for a second, Triton reads its late results as those of the next requests.
         """
         self._metrics.model_deaths.add(1, spec.reference)
-        self._circuit(served, spec).open_for_wrong_answers("a process of the model has died")
+        self._circuit(served, spec).open_for_death()
 
     async def probe(self, served: ModelOnServer, spec: ModelSpec) -> None:
         """Ask a model that is left out once; raises GatewayError if the answer is not right, or there is none."""
         spec = served.server.specs.peek(spec.reference) or spec
         known = self._know(served, spec)
+        if await self._has_dead_process(served, known):
+            raise TritonUnavailable("a process of the model has died")
         if not (self._metrics.table.is_first or added_values(spec)):
-            circuit = self._circuit(served, spec)
-            if circuit.is_wrong_for_first or circuit.wrong_seconds < _FOLLOW_SECONDS:
+            if self._circuit(served, spec).is_wrong_for_first:
                 raise TritonUnavailable("the worker that asks has what to compare the answer with")
             return
         try:
             for _ in range(_count_questions(spec)):
-                await run_probe(served.server.client, spec)  # otherwise a late answer to the last question looks right
                 if reason := await self._why_wrong(served, known):
                     self._count(known)
                     raise InferenceFailed(reason)
+        except ModelDied:
+            self.note_death(served, spec)
+            raise
         except (UnknownModel, ModelNotReady):  # it is asked anew when it is loaded
             known.asked_at = -EVERY_SECONDS
 
@@ -141,9 +143,8 @@ class Examiner:
             for spec in await self._specs(server, defaults):
                 served, key = server.model(spec.reference), (server, spec.reference)
                 known = self._know(served, spec)
-                self._circuit(served, spec)  # other workers may have opened it
                 is_due = key not in self.tasks and self._is_due(served, known, is_default=spec.name in defaults)
-                if not served.is_wrong and is_due:
+                if is_due and not served.is_wrong:
                     self.tasks[key] = asyncio.create_task(self._ask(served, known))
                     await asyncio.wait({self.tasks[key]}, timeout=_LIST_SECONDS)  # it may hang
         except Exception:
@@ -179,6 +180,8 @@ class Examiner:
         known = self._known.get(key)
         if known is None or known.spec != spec or known.connection != connection:
             new = self._known[key] = _Known(spec, connection, self._errors(served, spec))
+            if known is not None:
+                new.seen, new.loaded_at = known.seen, known.loaded_at
             if known is not None and known.spec.version == spec.version:
                 new.was_right = known.was_right and not known.is_counted
                 if known.spec == spec or added_values(spec):  # others have been loaded again
@@ -199,7 +202,6 @@ class Examiner:
             if not await self._why_wrong(served, known):
                 return
             for _ in range(_count_questions(known.spec)):
-                await run_probe(served.server.client, known.spec)  # otherwise a late answer to the last question looks right
                 if reason := await self._why_wrong(served, known):
                     self._count(known)
                     self._metrics.wrong_episodes.add(1, known.spec.reference)
@@ -211,6 +213,14 @@ class Examiner:
             known.asked_at += _ERRORS_SECONDS - EVERY_SECONDS
         except Exception:
             LOG.exception("the golden picture could not be asked about", triton=served.server.address, model=known.spec.reference)
+
+    async def _has_dead_process(self, served: ModelOnServer, known: _Known) -> bool:
+        if max(served.server.client.connected_at, known.loaded_at) > self._circuit(served, known.spec).died_at:
+            return False
+        before, known.seen = known.seen, await _count_inferences(served.server, known.spec, known.seen)
+        if known.seen < before:
+            known.loaded_at = monotonic()
+        return known.seen >= before
 
     def _errors(self, served: ModelOnServer, spec: ModelSpec) -> int:
         return self._metrics.table.total(self._errors_column(served, spec))

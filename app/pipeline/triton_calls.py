@@ -52,7 +52,7 @@ _MISSED = 5
 # The connection broke, or Triton is stopping. The same address may answer a moment later.
 _INTERRUPTED = (Unreachable, Disconnected, Draining)
 # Errors that open the circuit immediately if another Triton works.
-_LOST = (*_INTERRUPTED, ModelDied, Refused)
+_LOST = (*_INTERRUPTED, Refused)
 # Errors after which a call is retried at another Triton, if any; the values are labels of the retry metric.
 _REASONS: dict[type[GatewayError], str] = {
     Unreachable: "unreachable",
@@ -173,6 +173,9 @@ class TritonCalls:
         other = self.pool.find_other(in_flight.served, batch.spec, len(batch.images))
         if other is None:
             return False
+        self.circuit(other, batch.spec)  # creates it, because other workers may have opened it
+        if not other.is_usable:
+            return False
         self._note_end(batch, in_flight, error)
         in_flight.move(other)  # may exceed the maximum number of calls there, by those of the first Triton at most
         return True
@@ -285,17 +288,20 @@ class TritonCalls:
 
     async def _probe(self, served: ModelOnServer, spec: ModelSpec) -> None:
         """Raise GatewayError if a Triton cannot run a model, unless the model fails at another Triton as well."""
+        if served.is_wrong:
+            await self.examiner.probe(served, spec)
+        elif not await self._run_probe(served, spec):
+            other = self.pool.find_other(served, spec)
+            if other is not None and await self._run_probe(other, spec):
+                raise ModelFailed("another Triton runs the model")
+        served.forget_speed()
+
+    async def _run_probe(self, served: ModelOnServer, spec: ModelSpec) -> bool:
         try:
-            if served.is_wrong:
-                await self.examiner.probe(served, spec)
-            elif not await run_probe(served.server.client, spec):
-                other = self.pool.find_other(served, spec)
-                if other is not None and await run_probe(other.server.client, spec):
-                    raise ModelFailed("another Triton runs the model")
+            return await run_probe(served.server.client, spec)
         except ModelDied:
             self.examiner.note_death(served, spec)
             raise
-        served.forget_speed()
 
 
 def calls_per_worker(calls: int, table: WorkerTable, spec: ModelSpec) -> float:

@@ -17,6 +17,8 @@ _MAX_PROBE_SECONDS = 1.0
 _MICRO = 1_000_000
 # Right answers in a row after wrong ones.
 _RIGHT = 2
+# The last two bits of the time when a circuit was opened say why.
+_WRONG, _DIED = 1, 3
 
 LOG = structlog.get_logger()
 
@@ -41,9 +43,8 @@ class CircuitBreaker:
         self._context = {"model": model, "triton": triton}
         self._table = table
         self._opened = table.column(f"circuit:{table.alias(triton)}:{model}")
-        """When the circuit was opened, in microseconds, an odd number if because of wrong answers; 0 while it is closed."""
+        """When the circuit was opened, in microseconds, an odd number if answers are wrong; 0 while it is closed."""
         self._succeeded_at = self._right_at = 0
-        self._wrong_at = 0.0
         self._probe = probe
         self._probing: asyncio.Task[None] | None = None
         self._buckets: dict[int, list[int]] = {}
@@ -77,15 +78,17 @@ class CircuitBreaker:
         return self._table.values(self._opened)[0] % 2 > 0
 
     @property
-    def wrong_seconds(self) -> float:
-        """Seconds since it was opened because of wrong answers, in whichever worker."""
-        return monotonic() - self._wrong_at
+    def died_at(self) -> float:
+        """When a process of the model died for which a worker leaves it out, on the `time.monotonic` clock; 0 if there is none."""
+        return max((opened for opened in self._table.values(self._opened) if opened % 4 == _DIED), default=0) / _MICRO
 
     def open(self, opened_at: int | None = None, **context: str) -> None:
         """Open the circuit, and start probing; `opened_at` is when another worker has opened it, if one has, in microseconds."""
         opened_at = opened_at or _now()
+        if opened_at % 4 == _DIED:
+            self._table.set(self._opened, opened_at)
         if opened_at % 2 > self.is_wrong:
-            self.is_wrong, self._wrong_at = True, monotonic()
+            self.is_wrong = True
             self._table.set(self._opened, opened_at)
             LOG.warning("wrong answers", **self._context, **context)
         if not self.is_open:
@@ -96,7 +99,11 @@ class CircuitBreaker:
 
     def open_for_wrong_answers(self, reason: str) -> None:
         """Open the circuit although calls succeed."""
-        self.open(_now() | 1, reason=reason)
+        self.open(_now() | _WRONG, reason=reason)
+
+    def open_for_death(self) -> None:
+        """Open the circuit because a process of the model has died: its late results may be the answers to other calls."""
+        self.open(_now() | _DIED, reason="a process of the model has died")
 
     async def close(self) -> None:
         """Stop probing."""
@@ -141,4 +148,4 @@ class CircuitBreaker:
 
 def _now() -> int:
     """Return the time in microseconds, which is the same in all processes of the host."""
-    return int(monotonic() * _MICRO) & ~1
+    return int(monotonic() * _MICRO) & ~3

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -80,6 +81,8 @@ class TritonClient:
         """Read when the channel connects; None while it is not connected."""
         self.connection = 0
         """Number of connections made so far. Triton may have been restarted before each of them."""
+        self.connected_at = 0.0
+        """When the last one was made, on the `time.monotonic` clock."""
         self._watching = asyncio.create_task(self._watch())
 
     @property
@@ -234,6 +237,7 @@ class TritonClient:
             self.server = None
             if state is grpc.ChannelConnectivity.READY:
                 self.connection += 1
+                self.connected_at = monotonic()
                 try:
                     self.server = await self.read_server()
                 except GatewayError:

@@ -236,30 +236,20 @@ async def test_answer_under_way_of_a_wrong_model_is_nobodys(examined: Examined) 
         await asking
 
 
-class LateProcess(OneModel):
-    """Reads the results of its model one request too late, once Triton has given up the process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_late = False
-        self.results = [ZEROS]
-
-    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        self.results.append(ZEROS if request.id == "probe" else RIGHT)
-        self.rows = [self.results[-2 if self.is_late else -1]]
-        return await super().ModelInfer(request, context)
-
-
-@pytest.mark.world(LateProcess, mode="inline", max_calls=10)
-async def test_model_whose_process_was_silent_is_left_out_until_its_results_are_in_time(examined: Examined) -> None:
+@pytest.mark.parametrize("cure", ["connection", "count of inferences"])
+async def test_model_whose_process_has_died_is_left_out_until_it_is_loaded_again(examined: Examined, cure: str) -> None:
+    """Even if it is right meanwhile: a process that was only silent may be late by as many results as there are questions."""
     fake = examined.fake
-    assert isinstance(fake, LateProcess)
-    fake.next_refusals, fake.is_late = [refusals.SICK], True
+    fake.statistics.model_stats.add(name="tiny", version="1", inference_count=100)
+    fake.next_refusals = [refusals.SICK]
     with pytest.raises(ModelDied):
         await examined.world.infer()
     assert examined.wrong == [True]
     assert not await examined.until_well()
-    fake.is_late = False
+    if cure == "connection":
+        examined.world.client.connected_at = examined.world.time()
+    else:
+        fake.statistics.model_stats[0].inference_count = 1
 
     assert await examined.until_well()
 

@@ -66,7 +66,7 @@ async def test_call_that_one_triton_refuses_goes_to_the_other(world: World, refu
     assert world.fakes[1].images == 30
 
 
-@pytest.mark.parametrize("refusal", [refusals.STOPPING, refusals.REFUSED, refusals.BROKEN, refusals.SICK, refusals.DENIED])
+@pytest.mark.parametrize("refusal", [refusals.STOPPING, refusals.REFUSED, refusals.BROKEN, refusals.DENIED])
 async def test_triton_that_loses_a_call_is_left_out_at_once(world: World, refusal: Refusal) -> None:
     world.fake.refusal = refusal
     await until_busy(world)

@@ -132,7 +132,8 @@ async def livez() -> State:
 async def livez_of_triton(worker: Worker) -> Response[State]:
     """Liveness probe of a Triton that runs beside the gateway: 503 while the default model, right before, is wrong there."""
     model = await worker.pipeline.read_default_reference()
-    is_sick = worker.tritons.is_wrong(model) and model in worker.metrics.nonzero(worker.metrics.wrong_answers)
+    counted = {**worker.metrics.nonzero(worker.metrics.wrong_answers), **worker.metrics.nonzero(worker.metrics.model_deaths)}
+    is_sick = worker.tritons.is_wrong(model) and model in counted
     return _respond(State("not_ready" if is_sick else "alive"), is_ready=not is_sick)
 
 
