@@ -84,6 +84,15 @@ async def test_answer_has_the_labels_of_the_version_that_gave_it(world: World, l
     assert len(world.fake.requests) == requests
 
 
+async def test_restarted_triton_may_have_other_labels_under_the_same_version(world: World) -> None:
+    replace(world.fake, "1", "old,old")
+    await world.detect()
+    replace(world.fake, "1", "new,other")
+    world.client.connection += 1
+
+    assert named(await world.detect()) == ("1", ["new", "other"])
+
+
 async def test_version_of_another_size_is_asked_with_an_image_of_that_size(world: World) -> None:
     await world.detect()
     replace(world.fake, input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}])
