@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from tests.deploy.kubernetes import plain, volume
 from tests.deploy.needs import DEPLOY, IMAGE, load, nbytes, settings_of, upstream
 from tests.deploy.units import COMPOSE, NEREID, TRITON, environment, options_of, triton_command
 from tests.prometheus import CONFIG, uncommented
+from tests.test_model_repository import PRODUCTION, generated
 
 WORKER_BYTES = 200 << 20
 """Resident memory of a worker without its shared memory; 180 MiB is the most that was measured."""
@@ -88,6 +90,7 @@ def test_gateway_has_the_memory_and_the_time_that_its_settings_need(name: str) -
     budget = settings.memory_mb << 20 or gateway.memory // 8
     shared = 0 if settings.transport == "inline" else workers * MAX_WORKER_BYTES
 
+    assert settings.workers or gateway.cores == math.inf  # otherwise, workers are those of the testing machine
     assert workers <= gateway.cores
     assert shared <= gateway.shared
     assert workers * WORKER_BYTES + 2 * (0 if gateway.memory == math.inf else budget) + shared <= gateway.memory
@@ -169,3 +172,32 @@ def test_nginx_opens_the_sockets_of_the_instances() -> None:
     assert unit.socket == f"/run/{NEREID['RuntimeDirectory'][0]}"
     assert int(NEREID["RuntimeDirectoryMode"][0], 8) & 0o010
     assert int(unit.socket_mode, 8) & 0o020
+
+
+def test_unit_that_hangs_is_started_again() -> None:
+    """The first process of the one file is not the one that tells systemd."""
+    watched = {"Type": ["notify"], "NotifyAccess": ["all"], "WatchdogSec": ["30"], "WatchdogSignal": ["SIGKILL"]}
+
+    assert NEREID.items() >= (watched | {"Restart": ["on-failure"]}).items()
+
+
+def test_units_end_their_requests_and_tritons_have_the_models_of_the_gateway_and_their_own_engines() -> None:
+    models = Path(NEREID["WorkingDirectory"][0], of_unit(has_triton=True).settings.model_repository)
+    kept, seen = "nereid-%i", "/var/cache/nereid"
+    options = {"model-repository": str(models), "http-port": "8000", "grpc-port": "8001", "metrics-port": "8002"}
+
+    assert NEREID["KillMode"] == ["mixed"]
+    assert TRITON.items() >= {"KillMode": ["mixed"], "CacheDirectory": [kept], "BindPaths": [f"/var/cache/{kept}:{seen}"]}.items()
+    assert environment(" ".join(TRITON["Environment"])).items() >= {"CUDA_VISIBLE_DEVICES": "%i"}.items()
+    assert options_of(triton_command(0)).items() >= options.items()
+    assert f'"{seen}"' in generated("yolo11n", PRODUCTION)
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    (source,) = load(provisioning / "datasources" / "prometheus.yml")["datasources"]
+    folder = load(provisioning / "dashboards" / "nereid.yml")["providers"][0]["options"]["path"]
+    interval = load(DEPLOY / "prometheus" / "prometheus.compose.yml")["global"]["scrape_interval"]
+
+    assert (source["url"], source["jsonData"]["timeInterval"]) == ("http://prometheus:9090", interval)
+    assert f"./grafana/nereid.json:{folder}/nereid.json:ro" in GPU["grafana"]["volumes"]

@@ -109,6 +109,30 @@ def test_images_are_those_of_this_version_and_find_their_models(cluster: Cluster
     assert "emptyDir" in source or {"name": "models", "mountPath": repository, "readOnly": True} in triton["volumeMounts"]
 
 
+def test_triton_has_a_gpu_and_is_run_by_the_entrypoint_of_its_image(cluster: Cluster) -> None:
+    assert cluster.triton["resources"]["limits"].items() >= {"nvidia.com/gpu": 1}.items()
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in cluster.triton_pod["tolerations"]
+    assert ("command" in cluster.triton, cluster.triton["args"][0]) == (False, "tritonserver")
+
+
+@pytest.mark.parametrize(("overlay", "name"), [("sidecar", "nereid"), ("separate", "triton")])
+def test_triton_reaches_models_in_s3_and_engines_are_built_by_one_pod_at_a_time(overlay: str, name: str) -> None:
+    cluster = example(overlay, "s3")
+    engines = {"name": "engines", "persistentVolumeClaim": {"claimName": "nereid-engines"}}
+
+    assert cluster.variables(cluster.triton)["MODEL_REPOSITORY"].startswith("s3://")
+    assert {"name": "models", "emptyDir": {}} in cluster.triton_pod["volumes"]
+    assert {"secretRef": {"name": "nereid-models", "optional": True}} in cluster.triton["envFrom"]
+    assert {"ports": [{"port": 443}]} in cluster.one("NetworkPolicy", name)["spec"]["egress"]
+    assert engines in cluster.triton_pod["volumes"]
+    assert {"name": "engines", "mountPath": "/var/cache/nereid"} in cluster.triton["volumeMounts"]
+    assert cluster.one("Deployment", name)["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_gateway_drains_until_proxies_have_forgotten_it(cluster: Cluster) -> None:
+    assert cluster.settings.drain_delay_seconds >= 5
+
+
 def test_probes_ask_where_somebody_answers(cluster: Cluster) -> None:
     """The gateway at its port; Triton in its container, because it has HTTP on loopback only."""
     probes = {name: cluster.api[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
@@ -119,7 +143,7 @@ def test_probes_ask_where_somebody_answers(cluster: Cluster) -> None:
     assert [(probe["path"], probe["port"]) for probe in probes.values()] == [
         (f"/{path}", "http") for path in ("livez", "readyz", "livez")
     ]
-    assert "--http-address=127.0.0.1" in cluster.triton["args"]
+    assert {"--http-address=127.0.0.1", "--metrics-address=0.0.0.0"} <= set(cluster.triton["args"])
     assert "http://127.0.0.1:8000/v2/health/live" in commands["liveness"]
     assert (gateway in commands["liveness"]) == (cluster.overlay == "sidecar")  # another gateway may find the same Triton well
     assert all("http://127.0.0.1:8000/v2/models/$NEREID_MODEL/ready" in commands[name] for name in ("startup", "readiness"))
@@ -168,7 +192,9 @@ def test_ingress_controllers_get_the_limits_of_the_gateway() -> None:
     )
     nginx |= {"proxy-body-size": nginx["client-max-body-size"], "limit-rps": nginx["limit-req-rate"].removesuffix("r/s")}
     burst = int(community.pop("limit-burst-multiplier")) * int(community["limit-rps"])
+    admitted = cluster.one("NetworkPolicy")["spec"]["ingress"][0]["from"][0]["namespaceSelector"]["matchLabels"]
 
+    assert admitted == {"kubernetes.io/metadata.name": "ingress-nginx"}
     assert community.pop("load-balance") == "ewma"
     assert burst == int(nginx["limit-req-burst"])
     assert community == {name: nginx[name].removesuffix("s") for name in community}

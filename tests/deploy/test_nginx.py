@@ -29,6 +29,7 @@ pytestmark = pytest.mark.system
 
 INSTANCES = 3
 LONG = "x" * 9000
+CHUNKS = (b"100000\r\n" + bytes(2**20) + b"\r\n") * 51
 
 
 class Service(NamedTuple):
@@ -127,6 +128,7 @@ REFUSED = {
     "GET /detect HTTP/1.1": (400, "malformed_request"),
     get("/detect", "TRACE"): (405, "method_not_allowed"),
     f"{get('/detect', 'POST')}\r\nContent-Length: 52428801": (413, "body_too_large"),
+    f"{get('/detect', 'POST')}\r\nTransfer-Encoding: chunked": (413, "body_too_large"),
     f"{get('/detect/batch', 'POST')}\r\nContent-Length: {2**27 + 1}": (413, "body_too_large"),
     get(f"/{LONG}"): (414, "uri_too_long"),
     f"{get('/detect')}\r\nX: {LONG}": (431, "header_too_large"),
@@ -137,7 +139,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("head", REFUSED, ids=lambda head: str(head)[:60])
 def test_errors_of_nginx_look_like_those_of_the_gateway(service: Service, head: str) -> None:
-    assert_problem(exchange(service.proxy, head), *REFUSED[head])
+    assert_problem(exchange(service.proxy, head, CHUNKS if head.endswith("chunked") else b""), *REFUSED[head])
 
 
 @pytest.mark.parametrize("path", ["/metrics/../detect", "/docs/..//detect"])

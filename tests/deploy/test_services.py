@@ -108,6 +108,30 @@ def test_swarm_has_the_values_of_compose() -> None:
     assert settings == {"triton_endpoints", "triton_metrics_url", "trusted_proxies", "api_keys_file", "drain_delay_seconds"}
 
 
+def test_swarm_publishes_ports_that_need_a_password_or_a_key() -> None:
+    published = {name: [port["published"] for port in service["ports"]] for name, service in SWARM.items() if "ports" in service}
+    password = {"GF_SECURITY_ADMIN_PASSWORD__FILE": "/run/secrets/grafana.password"}
+
+    assert published == {"nginx": [80, 443], "grafana": [3000]}
+    assert settings_of(SWARM["api"]["environment"]).api_keys_file == "/run/secrets/keys.toml"
+    assert SWARM["grafana"]["environment"].items() >= password.items()
+
+
+@pytest.mark.parametrize("kind", ["configs", "secrets"])
+def test_swarm_files_are_used_and_get_a_new_name_with_each_revision(kind: str) -> None:
+    """Swarm refuses another content under the same name. Secrets are the user's files."""
+    assert {one["source"] for service in SWARM.values() for one in service.get(kind, [])} == set(STACK[kind])
+    for one in STACK[kind].values():
+        assert one["name"].endswith("-${REVISION:-1}")
+        assert kind == "secrets" or (DEPLOY / one["file"]).is_file()
+
+
+def test_swarm_update_starts_gateways_first_and_stops_tritons_first() -> None:
+    orders = {name: SWARM[name]["deploy"]["update_config"]["order"] for name in ("api", "triton")}
+
+    assert orders == {"api": "start-first", "triton": "stop-first"}
+
+
 def test_swarm_forgets_an_instance_before_it_refuses_connections() -> None:
     listed = [(DEPLOY / "nginx" / f"upstream.{name}.conf").read_text(encoding="utf-8") for name in ("swarm", "compose")]
     here, there = (re.sub(r"#.*|(resolver|server) .*", "", text).split() for text in listed)
