@@ -227,7 +227,7 @@ def test_model_of_a_default_route_is_not_removed(  # noqa: PLR0913, PLR0917 - a 
     monkeypatch.setenv("NEREID_ROUTES_FILE", str(repository / "routes.toml"))
     monkeypatch.setenv(*f"NEREID_{variable}".split("=", 1))
     assert main(["remove", reference]) == int(bool(said))
-    assert said in one_line(capsys)
+    assert (said or f"{reference} is removed") in one_line(capsys)
     left = ["1", "2", "3"] if said else ["1", "3"] if ":" in reference else []
     assert control.applied[-1] == ("doors", left)
     assert (repository / "doors" / "1").exists() is bool(left)

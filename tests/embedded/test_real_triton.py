@@ -15,9 +15,13 @@ import msgspec
 import psutil
 import pytest
 
+from app.embedded.launch import command
 from app.embedded.server import EmbeddedTriton
+from app.errors import GatewayError, TritonUnavailable
 from app.main import create_app
 from app.settings.schema import TRITON_SOCKET, Settings
+from app.triton.client import TritonClient
+from app.triton.control_key import HEADER
 from app.triton.shared_memory import Arena
 from tests.embedded.conftest import MODEL, SHM, shared
 from tests.processes import nothing_left_running  # noqa: F401 - a fixture
@@ -152,3 +156,24 @@ def test_with_ports_others_can_run_models_and_control_nothing(own: Settings, req
     assert {answer.partition("\r\n")[0] for answer in unkeyed} == {"HTTP/1.1 403 Forbidden"}
     assert {answer.partition("\r\n")[0] for answer in keyed} <= {"HTTP/1.1 403 Forbidden", "HTTP/1.1 400 Bad Request", ""}
     server.check()
+
+
+async def test_controls_are_refused_without_the_key_and_done_with_it(
+    server: EmbeddedTriton, own: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restricted = f"--grpc-restricted-protocol=model-repository,shared-memory:{HEADER}=0123456789abcdef"
+    monkeypatch.setattr("app.embedded.server.command", lambda *given: [*command(*given), restricted])
+    for name, key in (("right", "0123456789abcdef"), ("wrong", "0" * 16)):
+        (tmp_path / name).write_text(key)
+    server.start()
+    for path in (None, tmp_path / "wrong", tmp_path / "right"):
+        client = TritonClient(own.triton_address, path)
+        for control in (client.ask("RepositoryModelLoad", 5, model_name=MODEL), client.list_models(), client.list_regions()):
+            if path == tmp_path / "right":
+                await control
+            else:
+                with pytest.raises(GatewayError, match="does not allow the gateway to do this") as caught:
+                    await control
+                assert not isinstance(caught.value, TritonUnavailable)
+        assert await client.is_ready(MODEL)
+        await client.close()

@@ -283,9 +283,11 @@ async def test_slot_and_place_are_free_only_when_thread_and_rpc_have_ended(
     await eventually(lambda: world.used_bytes > before)
     if how == "deadline":
         await world.time.skip(30)
-    for task in asking:
-        task.cancel()
-    await asyncio.gather(*asking, return_exceptions=True)
+    else:
+        for task in asking:
+            task.cancel()
+    ended = await asyncio.gather(*asking, return_exceptions=True)
+    assert {type(error) for error in ended} == {DeadlinePassed if how == "deadline" else asyncio.CancelledError}
     assert world.free_slots() == SLOTS - 2
     assert world.queue.in_progress == 2
     gate.opened.set()

@@ -134,6 +134,18 @@ async def test_opentelemetry_can_be_disabled(receiver: Receiver, monkeypatch: py
     assert receiver.requests == []
 
 
+async def test_sampler_of_the_environment_decides_only_where_no_caller_has(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    alone = await trace()
+    await trace(SAMPLED)
+
+    assert alone
+    assert not alone.flags & 1
+    assert [span.trace_id.hex() for span in receiver.spans] == [TRACE]
+
+
 async def test_a_receiver_that_hangs_or_refuses_harms_nobody(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -81,6 +81,21 @@ async def test_probes_documentation_and_what_is_not_offered_need_no_key(locked: 
             assert json(await ask(locked, path), 404)["code"] == "not_offered"
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/health/models", "GET /models"),
+        ("/v1/models/tiny/test", "POST /predict/{model}"),
+        ("/cvat/api/functions/tiny", "cvat-cli"),
+        ("/label-studio/health", "clients/label-studio"),
+        ("/persons/1/name", "POST /v1/vision/face/register names"),
+        ("/clusters/albums", "GET /query/duplicates"),
+    ],
+)
+async def test_path_that_is_not_offered_names_what_to_use(locked: Application, path: str, words: str) -> None:
+    assert words in json(await ask(locked, path), 404)["detail"]
+
+
 async def test_every_other_route_needs_a_key(locked: Application) -> None:
     """A route that is added later must not be open by mistake."""
     others = ("/docs", "/page-assets", "/v1/page-assets", *(f"/{name}/" for name in DIALECTS))

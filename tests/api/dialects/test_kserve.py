@@ -1,5 +1,6 @@
 """The dialect of KServe v2: an image as an element of type BYTES, tensors as the model declares them, and what describes models."""
 
+import gzip
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from app.api import admin
 from app.api.admission import middleware
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
@@ -21,7 +23,7 @@ from tests.api.conftest import settings_for, write_keys
 from tests.api.dialects.conformance import SECRET, Box, Conformance, Sent
 from tests.fakes.models import SIDE
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.support import SCENE, captured_log, json, started
+from tests.support import SCENE, call, captured_log, json, lifespan_of, started, staying
 
 LENGTH = "Inference-Header-Content-Length"
 INFER = "/v2/models/six_columns/infer"
@@ -116,9 +118,11 @@ async def test_outputs_have_the_batch_dimension_of_the_image(server: httpx.Async
 
 
 async def test_binary_outputs_are_those_of_json(server: httpx.AsyncClient) -> None:
-    """The image is binary or base64, all outputs are chosen or some, each binary or not; what is absent may be null."""
+    """The image is binary, compressed or base64, all outputs are chosen or some, each binary or not; what is absent may be null."""
     expected = as_lists(await server.post(INFER, **to_request(SCENE)))
+    plain = to_request(SCENE)
     for sent in (
+        {"content": gzip.compress(plain["content"]), "headers": {**plain["headers"], "Content-Encoding": "gzip"}},
         to_request(SCENE, parameters={"binary_data_output": True}),
         {"json": {"inputs": [{**IMAGE, "data": [TEXT], "parameters": None}], "id": None, "parameters": None, "outputs": None}},
     ):
@@ -288,6 +292,13 @@ async def test_state_of_server_and_models(server: httpx.AsyncClient) -> None:
     ]
     for content, status in ((b"[", 400), (b" " * 70_000, 413)):
         json(await server.post(index, content=content), status)
+
+
+async def test_body_that_pauses_is_given_up_where_no_model_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "PAUSE_SECONDS", 0.05)
+    async with serving(fake := FakeTriton()), lifespan_of(app := create_app(settings_for(fake.url, dialects="kserve"))):
+        pausing = staying({"type": "http.request", "body": b"{", "more_body": True})
+        assert (await call(app, pausing, "/v2/repository/index")).status == 408
 
 
 async def test_models_are_changed_and_described_by_callers_who_may(

@@ -54,6 +54,7 @@ async def test_keys_are_described_where_they_are_needed(document: Any, reader: h
             assert (len(scopes), len({*map(tuple, scopes)})) == ((2, 1) if path in secured else (0, 0)), (path, method)
             if path in ADMIN or (path == "/models/{model}" and method != "get"):
                 assert scopes == [["admin"]] * 2, (path, method)
+    assert [[*scheme.values()] for scheme in document["paths"]["/detect"]["post"]["security"]] == [[["detect"]]] * 2
     open_document = json(await reader.get("/docs/openapi.json"))
 
     assert "security" not in repr(open_document)

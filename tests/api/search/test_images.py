@@ -41,24 +41,23 @@ async def test_image_is_shown_and_deleted(open_gateway: OpenGateway, own_engine:
     assert (sorted(deleted["deleted_from"]), deleted["total_deleted"]) == (sorted(shown["indexed_in"]), 6)
 
 
+KEYS = ("reader", "writer", "camera", "feeder")
 SCOPES = {
-    ("POST", "/ocr/search?text=x"): [200, 403, 403],
-    ("GET", "/query/stats"): [200, 403, 403],
-    ("DELETE", "/query/image/x"): [403, 404, 403],
-    ("POST", "/ingest"): [403, 201, 403],
-    ("POST", "/ingest/directory"): [403, 400, 403],
-    ("POST", "/embed/image?index=true"): [403, 403, 403],
+    ("POST", "/ocr/search?text=x"): [200, 403, 403, 403],
+    ("GET", "/query/stats"): [200, 403, 403, 403],
+    ("DELETE", "/query/image/x"): [403, 404, 403, 404],
+    ("POST", "/ingest"): [403, 201, 403, 200],
+    ("POST", "/ingest/directory"): [403, 400, 403, 400],
+    ("POST", "/embed/image?index=true"): [403, 403, 403, 200],
 }
-"""Statuses of a key with the scope `search`, `ingest` and `detect`."""
+"""Statuses of a key with the scope `search`, `ingest`, `detect`, and both of the last."""
 
 
 async def test_route_of_search_needs_a_key_with_its_scope(open_gateway: OpenGateway) -> None:
-    async with open_gateway({"reader": "search", "writer": "ingest", "camera": "detect"}) as client:
+    async with open_gateway(dict(zip(KEYS, ("search", "ingest", "detect", "ingest detect"), strict=True))) as client:
         for (method, path), statuses in SCOPES.items():
             content = IMAGE if path.startswith(("/ingest", "/embed")) else None
-            asked = [
-                await client.request(method, path, content=content, headers=key(name)) for name in ("reader", "writer", "camera")
-            ]
+            asked = [await client.request(method, path, content=content, headers=key(name)) for name in KEYS]
             assert (path, [answer.status_code for answer in asked]) == (path, statuses)
         foreign = {**key("writer"), "Origin": "https://elsewhere.example"}
         json(await client.delete("/query/image/x", headers=foreign), 403)
