@@ -3,9 +3,10 @@
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path, PurePath
@@ -108,7 +109,7 @@ def _run(options: argparse.Namespace, gateway: Gateway) -> int:
             finally:
                 if out and kind in writers:
                     writers[kind](journal, out)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, asyncio.CancelledError):
             code = _INTERRUPTED
         except (NereidError, OSError) as error:
             _say(f"stopped: {error}")
@@ -158,6 +159,7 @@ def _named(options: argparse.Namespace, kind: str) -> Names:
 
 async def _detect(options: argparse.Namespace, request: dict[str, Any], names: Names, journal: Journal, failures: Failures) -> None:
     """Send pictures, write what is found to the journal, and note failures; raise the error that others would get, too."""
+    _cancel_after_interrupt()
     transport = httpx.AsyncHTTPTransport(uds=options.socket) if options.socket else None
     async with AsyncClient(options.url, key=os.environ.get("NEREID_KEY"), transport=transport) as client:
         with _progress(len(names)) as advance:
@@ -175,6 +177,14 @@ async def _detect(options: argparse.Namespace, request: dict[str, Any], names: N
                     else:
                         raise outcome
                     advance()
+
+
+def _cancel_after_interrupt() -> None:
+    # asyncio's own handler may run in the middle of a callback, which then fails with a traceback.
+    task = asyncio.current_task()
+    if task is not None and callable(signal.getsignal(signal.SIGINT)):  # a shell's background jobs ignore it
+        with suppress(NotImplementedError):  # on Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
 
 
 def _would_repeat(problem: Problem) -> bool:
