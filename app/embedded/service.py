@@ -94,8 +94,8 @@ class Service:
             return
         if self._defect and self.is_ready and monotonic() >= self._defect_at + self._pause:
             # The pause is a minute, and doubles, up to an hour, with each restart that did not help for a minute.
-            is_helped = self._noted_at >= self._defect_at + _MEMORY_SECONDS
-            self._pause = _MEMORY_SECONDS if is_helped else min(2 * self._pause, _MAX_PAUSE_SECONDS)
+            has_helped = self._noted_at >= self._defect_at + _MEMORY_SECONDS
+            self._pause = _MEMORY_SECONDS if has_helped else min(2 * self._pause, _MAX_PAUSE_SECONDS)
             self._defect_at = monotonic()
             self._restart(f"does not work ({self._defect})", 1)
             return

@@ -88,7 +88,7 @@ class Metrics:
         self.triton_wrong = Gauge(
             table,
             "api_triton_wrong",
-            "Workers that do not use a Triton for a model, because it answers the golden picture wrongly, or with an error.",
+            "Workers that do not use a Triton for a model: its answers to the golden picture are wrong, or it has lost a process.",
             ["triton", "model"],
         )
         self.wrong_answers = Counter(

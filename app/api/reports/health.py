@@ -130,7 +130,7 @@ async def livez() -> State:
     responses=describe(503, State, "The default model's answers have become wrong"),
 )
 async def livez_of_triton(worker: Worker) -> Response[State]:
-    """Liveness probe of a Triton that runs beside the gateway: 503 while the default model, right before, is wrong there."""
+    """Liveness probe of a Triton beside the gateway: 503 while the default model has become wrong there, or lost a process."""
     model = await worker.pipeline.read_default_reference()
     counted = {**worker.metrics.nonzero(worker.metrics.wrong_answers), **worker.metrics.nonzero(worker.metrics.model_deaths)}
     is_sick = worker.tritons.is_wrong(model) and model in counted
