@@ -11,6 +11,8 @@ from tests.support import ROOT, free_port
 
 ADDRESS = "127.0.0.1:4603"
 """The gateway's address in the documentation."""
+_OTHER_PORT = "9090"
+"""The port of another program that a block starts."""
 _LANGUAGES = {"sh", "python"}
 _OTHER_NAMES = {"bash", "console", "py", "python3", "shell", "shell-session", "zsh"}
 _ERROR = re.compile(r'"status": ?[45]\d\d')
@@ -106,6 +108,7 @@ def script(blocks: Sequence[Block], port: int) -> str:
     Until a block starts a server of its own, in a home in the working directory, the gateway at `port` is used.
     """
     parts = [_PRELUDE]
+    other_port = free_port()
     for block in blocks:
         parts.append(f"echo; echo '--- line {block.line}'\nshows_error={block.shows_error}\n")
         code = block.code
@@ -115,7 +118,7 @@ def script(blocks: Sequence[Block], port: int) -> str:
             port = free_port()
             is_ready = _is_ready(code, port)
             code = _BACKGROUND.format(code=code, port=port, home=f"$PWD/triton-{block.line}", is_ready=is_ready)
-        parts.append(code.replace(ADDRESS, f"127.0.0.1:{port}"))
+        parts.append(code.replace(ADDRESS, f"127.0.0.1:{port}").replace(_OTHER_PORT, str(other_port)))
     return "".join(parts)
 
 

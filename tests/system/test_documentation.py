@@ -129,7 +129,7 @@ def test_blocks_run(page: Path, served: Served, networks: dict[str, Path], recor
 
         gateway = [line for line in served.log.read_text(encoding="utf-8").splitlines() if '"event":"request"' not in line]
         failed = log.read_text(encoding="utf-8", errors="replace").rpartition("\n--- ")[2]
-        assert code == 0, "\n".join([failed, "The gateway's log:", *gateway[-20:]])
+        assert code == 0, "\n".join(["The gateway's log:", *gateway[-20:], failed])
 
 
 def test_marks_of_blocks() -> None:
