@@ -22,10 +22,11 @@ from bench.harness.lineup import DEFAULT, Lineup
 from bench.harness.meters import find_workers, sampled_memory
 from bench.harness.processes import Running, calling
 from bench.harness.triton import Triton, fixture_triton
+from bench.load.driver import Driver
 from bench.load.driver import run as drive
+from bench.load.flood import Caller, flood
 from bench.load.images import Sample, large_sample, noise, progressive, unlabelled_samples, varied_samples
 from bench.load.outcome import Outcome
-from bench.load.overload import Caller, drive_arrivals, flood
 from bench.load.target import Target, local_target
 from bench.models.repository import YOLO
 from bench.report.progress import say
@@ -166,7 +167,7 @@ def _measure(name: str, triton: Triton, options: argparse.Namespace) -> Row:
         b = _target(server, "/detect", credentials["b"], 0)
 
         def probe(seconds: float) -> Outcome:
-            return drive(drive_arrivals(b, samples, rate=_RATE, seconds=seconds, patience=_PATIENCE_SECONDS))
+            return drive(Driver(b, samples, seconds, patience=_PATIENCE_SECONDS).constant(_RATE))
 
         probe(_WARM_UP_SECONDS)
         alone = probe(options.seconds)

@@ -14,7 +14,6 @@ from bench.harness.environments import LOCUST
 from bench.harness.errors import ContestantError
 from bench.harness.processes import ROOT
 from bench.load import driver
-from bench.load.closed_loop import drive_closed_loop
 from bench.load.images import given_samples
 from bench.report.measurements import PERCENTILES
 from bench.report.records import describe_machine
@@ -50,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         url = f"{options.url.rstrip('/')}/{options.tasks[0]}"
         service = reach(options, url, Plan(options.clients, options.seconds))
         if service.is_elsewhere or service.target.tls:  # Locust would follow redirects, and repeat a failure for each request
-            check_warm_up(url, driver.run(drive_closed_loop(service.target, samples, clients=1, seconds=30, requests=1)))
+            check_warm_up(url, driver.run(driver.Driver(service.target, samples, 30).closed(1, requests=1)))
     with TemporaryDirectory(prefix="nereid-locust-") as folder:
         for place, sample in enumerate(samples):
             Path(folder, f"{place}.jpg").write_bytes(sample.body)

@@ -11,11 +11,9 @@ from app.settings import environment
 from bench.experiments.options import Commands, add_shared, count, describe, positive
 from bench.experiments.service import Plan, add_service, check_warm_up, one_line, reach, with_route
 from bench.harness.meters import Meters, children, listeners
-from bench.load.closed_loop import drive_closed_loop
-from bench.load.driver import run
+from bench.load.driver import OPEN_CONNECTIONS, Driver, run
 from bench.load.images import given_samples
 from bench.load.outcome import Outcome
-from bench.load.overload import OPEN_CONNECTIONS, drive_open_loop
 from bench.report.measurements import UNKNOWN_MODEL, Run
 from bench.report.progress import say, watch
 from bench.report.records import describe_machine, make_record, save_record
@@ -88,21 +86,13 @@ class Session:
         return int(any(one.outcome.statuses.get("wrong") or (one.outcome.failed and not is_search) for one in self.runs))
 
     def _drive(self, requests: int | None, seconds: float, *, clients: int | None = None, rate: float | None = None) -> Outcome:
-        target, samples = self._service.target, self._samples
         progress = watch(f"{self.options.name}, {f'{rate:g}/s' if rate else f'{clients} clients'}", seconds)
         if rate:
             seconds = min(seconds, requests / rate) if requests else seconds
-            return run(drive_open_loop(target, samples, rate=rate, seconds=seconds, progress=progress))
-        load = drive_closed_loop(
-            target,
-            samples,
-            clients=clients or 1,
-            seconds=seconds,
-            requests=requests,
-            progress=progress,
-            is_polite=self._service.is_elsewhere,
-        )
-        return run(load)
+        driver = Driver(self._service.target, self._samples, seconds, progress=progress)
+        if rate:
+            return run(driver.constant(rate))
+        return run(driver.closed(clients or 1, requests=requests, is_polite=self._service.is_elsewhere))
 
     def _missing(self) -> str:
         if not self._tritons:

@@ -12,8 +12,7 @@ from bench.harness.lineup import Contestant, Lineup
 from bench.harness.meters import MIB, Meters, family, find_workers
 from bench.harness.processes import Running
 from bench.harness.triton import triton_processes
-from bench.load.closed_loop import drive_closed_loop
-from bench.load.driver import run
+from bench.load.driver import Driver, run
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
 from bench.report.measurements import UNKNOWN_MODEL, Measurement, Run
@@ -90,7 +89,7 @@ def _start(place: tuple[str, str], lineup: Lineup, stack: ExitStack) -> tuple[Co
 
 def _drive(server: Running, case: Case, seconds: float) -> Outcome:
     try:
-        return run(drive_closed_loop(f"{server.url}{case.path}", case.samples, clients=case.clients, seconds=seconds))
+        return run(Driver(f"{server.url}{case.path}", case.samples, seconds).closed(case.clients))
     except OSError as error:
         raise ContestantError(f"{server.url} does not accept connections any more: {error}") from error
 

@@ -119,14 +119,6 @@ class Tally:
         if self._last - since > self._patience:
             self._latency.append(self._last - since)
 
-    def refused(self) -> None:
-        """Count a request that could not be sent."""
-        self._count("error")
-
-    def dropped(self) -> None:
-        """Count a request for which no connection was free."""
-        self._count("dropped")
-
     def outcome(self, driver_cpu: float) -> Outcome:
         """Summarize the run."""
         seconds = max(self._last - self._start, 1e-9)

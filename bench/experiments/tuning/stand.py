@@ -21,11 +21,9 @@ from bench.harness.model_control import ModelControl
 from bench.harness.ports import find_free
 from bench.harness.processes import running, variables
 from bench.harness.triton import embedded_triton
-from bench.load.closed_loop import drive_closed_loop
-from bench.load.driver import PATIENCE_SECONDS, run
+from bench.load.driver import PATIENCE_SECONDS, Driver, run
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
-from bench.load.overload import drive_open_loop
 from bench.load.tally import REJECTIONS
 from bench.models.repository import write_model
 
@@ -128,10 +126,10 @@ class Stand:
             rate = rate or throughput * SHARE
             if throughput <= rate:
                 return Trial(throughput, rate, None)
-            return Trial(throughput, rate, run(drive_open_loop(url, self._samples, rate=rate, seconds=self._seconds)))
+            return Trial(throughput, rate, run(Driver(url, self._samples, self._seconds).constant(rate)))
 
     def _ask_again(self, url: str, clients: int, seconds: float) -> Outcome:
-        outcome = run(drive_closed_loop(url, self._samples, clients=clients, seconds=seconds))
+        outcome = run(Driver(url, self._samples, seconds).closed(clients))
         failed = sum(count for status, count in outcome.statuses.items() if status not in {"200", *REJECTIONS})
         if not outcome.correct or failed > TOLERATED * outcome.correct:
             answers = ", ".join(f"{count} x {status}" for status, count in outcome.statuses.items())
