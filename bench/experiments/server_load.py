@@ -47,7 +47,7 @@ class Session:
         self._url = with_route(options.url, f"predict/{options.model}" if options.model else "detect")
         self._service = reach(options, self._url, _plan(options))
         is_unknown = self._service.is_elsewhere and not options.triton
-        self._tritons: list[str] = [] if is_unknown else [options.triton or environment.load().triton_address]
+        self._triton: str = "" if is_unknown else options.triton or environment.load().triton_address
 
     def measure(self, *, clients: int | None = None, rate: float | None = None) -> Run:
         """Load the server with clients that wait for responses, or at a constant rate, independent of its speed."""
@@ -57,7 +57,7 @@ class Session:
             check_warm_up(self._url, outcome)
             print(places(describe_machine(), self._service.server))
             self._model = outcome.model or self._model
-        meters = Meters(self._find_processes, self._tritons, self._model)
+        meters = Meters(self._find_processes, self._triton, self._model)
         measured = meters.read(self._drive(self._service.requests, self.options.duration, clients=clients, rate=rate))
         say()
         self._model = measured.outcome.model or self._model
@@ -95,14 +95,14 @@ class Session:
         return run(driver.closed(clients or 1, requests=requests, is_polite=self._service.is_elsewhere))
 
     def _missing(self) -> str:
-        if not self._tritons:
+        if not self._triton:
             return "Triton was not asked; name its gRPC endpoint with --triton"
         return "the answers do not name the model; name it with --model"
 
     def _find_processes(self) -> dict[str, list[psutil.Process]]:
         if self._service.is_elsewhere:
             return {}
-        tritons = listeners(self._tritons[0])
+        tritons = listeners(self._triton)
         stubs = [child for process in tritons for child in children(process)]
         return {"gateway": listeners(f"localhost:{self._service.target.port}"), "triton": tritons, "stubs": stubs}
 

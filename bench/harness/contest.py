@@ -11,7 +11,6 @@ from bench.harness.errors import ContestantError
 from bench.harness.lineup import Contestant, Lineup
 from bench.harness.meters import MIB, Meters, family, find_workers
 from bench.harness.processes import Running
-from bench.harness.triton import triton_processes
 from bench.load.driver import Driver, run
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
@@ -68,9 +67,9 @@ def meters_of(lineup: Lineup, contestant: Contestant, server: Running) -> Meters
     """Start measuring a contestant and its Triton."""
 
     def find() -> dict[str, list[psutil.Process]]:
-        return {"gateway": family(server.process), **(triton_processes([lineup.triton]) if contestant.uses_triton else {})}
+        return {"gateway": family(server.process), **(lineup.triton.processes if contestant.uses_triton else {})}
 
-    return Meters(find, [lineup.triton.address], contestant.model if contestant.uses_triton else "")
+    return Meters(find, lineup.triton.address, contestant.model if contestant.uses_triton else "")
 
 
 def _place(case: Case) -> tuple[str, str]:

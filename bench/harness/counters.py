@@ -1,7 +1,6 @@
 """Triton's statistics of one model."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import grpc
@@ -32,12 +31,6 @@ class Counters(NamedTuple):
     batches: Counter[str]
     """Executions by batch size."""
 
-    @classmethod
-    def total(cls, several: Sequence["Counters"]) -> "Counters":
-        """Add up the statistics of a model in several Tritons."""
-        *numbers, batches = zip(*several, strict=True)
-        return cls._make([*map(sum, numbers), sum(batches, Counter[str]())])
-
     def since(self, before: "Counters") -> TritonUse:
         """Return the statistics since `before`."""
         successes, waits = self.successes - before.successes, self.waits - before.waits
@@ -63,7 +56,8 @@ def read_counters(triton: str, model: str) -> Counters:
     except grpc.RpcError as error:
         reason = (error.details() or "").partition("\n")[0]
         raise CountersError(f"Triton at {triton}: {error.code().name} {reason}") from error
-    return Counters.total([_counters_of(version) for version in versions])
+    *numbers, batches = zip(*map(_counters_of, versions), strict=True)
+    return Counters(*map(sum, numbers), sum(batches, Counter[str]()))
 
 
 def _counters_of(version: service_pb2.ModelStatistics) -> Counters:

@@ -177,18 +177,19 @@ def test_page_has_the_text_of_the_terminal_and_charts_without_scripts() -> None:
 
 
 def test_only_what_happened_meanwhile_counts_in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counters of several Tritons are added up; a process that appeared meanwhile counts in full."""
+    """A process that appeared meanwhile counts in full."""
     gateway = psutil.Process()
-    used, found, images = {gateway.pid: 10.0, 1: 5.0}, {"gateway": [gateway], "triton": []}, {"one": 5, "other": 0}
+    used, found, images = {gateway.pid: 10.0, 1: 5.0}, {"gateway": [gateway], "triton": []}, [5]
 
-    def counters(triton: str, _model: str) -> Counters:
-        done = images[triton]
+    def counters(_triton: str, _model: str) -> Counters:
+        done = images[-1]
         return Counters(2 * done, done, done, done * 4_000_000, done, done * 1_000_000, Counter({"2": done}))
 
     monkeypatch.setattr("bench.harness.meters.cpu_seconds", lambda process: used[process.pid])
     monkeypatch.setattr("bench.harness.meters.read_counters", counters)
-    meters = Meters(lambda: found, list(images), "m")
-    used[gateway.pid], found["gateway"], images["one"], images["other"] = 12.0, [gateway, psutil.Process(1)], 7, 3
+    meters = Meters(lambda: found, "one", "m")
+    used[gateway.pid], found["gateway"] = 12.0, [gateway, psutil.Process(1)]
+    images.append(10)
     measured = meters.read(make_outcome([1.0] * 100))
 
     assert measured.triton == TritonUse(inferences=10, executions=5, queue_ms=1.0, compute_ms=4.0, batches={"2": 5})
