@@ -32,7 +32,7 @@ from bench.models.repository import YOLO
 from bench.report.progress import say
 from bench.report.text import number, responses, table
 
-MODELS = ("sim_gpu", "wait_20", "wait_200", YOLO)
+MODELS = ("sim_gpu", "wait_20", YOLO)
 SERVED, P50_RATIO, P99_RATIO = 0.98, 6.0, 12.0
 """A row holds if at least this share of B's requests is served, with at most these multiples of B's latency alone."""
 

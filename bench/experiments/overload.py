@@ -26,7 +26,7 @@ from bench.report.progress import say
 from bench.report.records import make_record, save_record
 from bench.report.text import overview
 
-MODELS = ("wait_20", "wait_200", "wait_50_batch8", YOLO)
+MODELS = ("wait_20", "wait_50_batch8", YOLO)
 FACTORS = {"open_3": 3, "open_10": 10, "open_30": 30}
 """Phases with a constant rate, as a multiple of the peak."""
 CROWDS = {"polite": True, "at_once": False}

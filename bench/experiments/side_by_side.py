@@ -13,7 +13,7 @@ from bench.experiments.stages import image_files, spend
 from bench.harness.contest import Case, hold
 from bench.harness.environments import REFERENCE
 from bench.harness.errors import ContestantError
-from bench.harness.lineup import BATCH1, BEFORE, DEFAULT, NAMES, NEREID, lineup_of
+from bench.harness.lineup import BEFORE, DEFAULT, NAMES, NEREID, lineup_of
 from bench.harness.processes import require_checkout
 from bench.harness.triton import pulled
 from bench.load.images import Sample, coco_samples, large_sample, unlabelled_samples
@@ -137,10 +137,9 @@ def _versus(options: argparse.Namespace) -> Plan:
                 photo = [large_sample()._replace(expected=frozenset())]
                 yield f"versus: {options.model}, one client, 12 megapixels", _everyone(options, photo, 1)
             case _:
-                nereid = next((name for name in reversed(NEREID) if name in (options.only or NEREID)), "nereid_file")
-                batches = Case(nereid, samples, _BATCHING_CLIENTS, "sim_gpu", bases=[BATCH1])
-                title = f"versus: batching against batches of one, {_BATCHING_CLIENTS} clients, simulated GPU"
-                yield title, [Case(BATCH1, samples, _BATCHING_CLIENTS, "sim_gpu_batch1"), batches]
+                single = Case("batch1", samples, _BATCHING_CLIENTS, "sim_gpu_batch1", server="nereid_file")
+                batches = Case("nereid_file", samples, _BATCHING_CLIENTS, "sim_gpu", bases=["batch1"])
+                yield f"versus: batching against batches of one, {_BATCHING_CLIENTS} clients, simulated GPU", [single, batches]
 
 
 def _everyone(options: argparse.Namespace, samples: Sequence[Sample], clients: int) -> list[Case]:
