@@ -16,7 +16,7 @@ from app.settings.schema import PREFIX, Settings
 from app.triton.repository import loadable_models
 from bench.harness.errors import ContestantError
 from bench.harness.meters import children
-from bench.models.repository import copy_model, write_variants
+from bench.models.repository import link_model, write_variants
 
 
 class Triton(NamedTuple):
@@ -102,6 +102,6 @@ def fixture_triton(names: Collection[str]) -> Iterator[Triton]:
             if not write_variants(name, Path(folder)):
                 if (model := pulled(name)) is None:
                     raise ContestantError(f"{name} has not been pulled; run: ./just pull {name}")
-                copy_model(model, Path(folder))
+                link_model(model, Path(folder))
         with embedded_triton(Path(folder), next(iter(names))) as triton:
             yield triton

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 YOLO = "yolo11n"
@@ -96,11 +97,6 @@ def write_variants(name: str, repository: Path) -> bool:
     return True
 
 
-def copy_model(model: Path, repository: Path) -> None:
-    """Copy a pulled model into another repository."""
-    shutil.copytree(model, repository / model.name)
-
-
 def write_fixture(name: str, repository: Path, variant: str = "") -> None:
     """Write one of the fixtures into a model repository."""
     values = _FIXTURES[name]._asdict() | {"name": f"{name}{variant}"}
@@ -112,7 +108,7 @@ def write_embedding(repository: Path, milliseconds: float) -> None:
     _write(repository / "embedding", _EMBEDDING % milliseconds, "embedding.py", "clusters.py")
 
 
-def write_model(source: Path, repository: Path, instead: Mapping[Path, str]) -> None:
+def link_model(source: Path, repository: Path, instead: Mapping[Path, str] = MappingProxyType({})) -> None:
     """Add a model to another repository: links to its files, except the replaced ones."""
     for file in (path for path in source.rglob("*") if path.is_file()):
         target = repository / source.name / file.relative_to(source)
