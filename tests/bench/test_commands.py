@@ -177,9 +177,6 @@ def test_callers_beside_a_flood_are_measured(monkeypatch: pytest.MonkeyPatch, ca
     assert "'200': " in lines[4]
     assert re.fullmatch(r"unauthorized: A \{'401': \d+\}; B 200: 2", lines[5])
 
-    assert main(["fair", "--callers", "3", "--seconds", "1", "--workers", "1"]) == 0
-    assert capsys.readouterr().out.startswith("3 callers, ")
-
 
 @needs_ptrace
 def test_worker_is_recorded_under_load_and_while_requests_are_slow(
