@@ -50,9 +50,7 @@ def run(options: argparse.Namespace) -> int:
     with lineup_of(["null"], _WORKERS) as lineup, lineup.start(lineup.contestant(_NAME, "null")) as server:
         url = f"{server.url}/detect"
         drive(Driver(url, samples, _WARM_UP_SECONDS).closed(_CLIENTS))
-        members = family(server.process)
-        starters = {member.ppid() for member in members[1:]}  # whose start may have cost more than a short load
-        busiest = max((member for member in members if member.pid not in starters), key=cpu_seconds)
+        busiest = max(filter(_is_worker, family(server.process)), key=cpu_seconds)
         with _recording(busiest.pid, options.seconds, options.out):
             outcome = drive(Driver(url, samples, options.seconds + 1).closed(_CLIENTS))
     print(f"{options.out}: one of {_WORKERS} workers of {_NAME}, {outcome.rate:.0f} requests/s during the recording")

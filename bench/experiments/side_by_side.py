@@ -26,11 +26,11 @@ from bench.report.text import overview
 Plan = Iterator[tuple[str, list[Case]]]
 """Titles and cases of contests, one after the other."""
 
-CONTESTS = ("load", "one", "photo", "batching")
+CONTESTS = ("load", "photo", "batching")
 """The contests of `versus`.
 
-`load`: all contestants, `--clients` clients. `one`: the same with one client. `photo`: one client, an image of 12 megapixels,
-which all but `nereid_file` decode whole. `batching`: the simulated GPU against the same without batches, 64 clients.
+`load`: all contestants, `--clients` clients. `photo`: one client, an image of 12 megapixels, which all but `nereid_file` decode
+whole. `batching`: the simulated GPU against the same without batches, 64 clients.
 """
 MODELS = ("null", "sim_gpu")
 CAPACITY_CLIENTS = (1, 6, 24)
@@ -131,8 +131,6 @@ def _versus(options: argparse.Namespace) -> Plan:
         match contest:
             case "load":
                 yield f"versus: {options.model}, {clients} clients", _everyone(options, samples, clients)
-            case "one":
-                yield f"versus: {options.model}, one client", _everyone(options, samples, 1)
             case "photo":
                 photo = [large_sample()._replace(expected=frozenset())]
                 yield f"versus: {options.model}, one client, 12 megapixels", _everyone(options, photo, 1)

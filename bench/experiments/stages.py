@@ -93,14 +93,25 @@ def _pillow() -> Steps:
 
 
 CANDIDATES: dict[str, Callable[[], Steps]] = {"nereid": _nereid, "nereid_shm": _nereid_shm, "opencv": _opencv, "pillow": _pillow}
+_BASE = "nereid_shm"
 
 
-def time_steps(name: str, folder: Path, seconds: float) -> tuple[int, float, dict[str, float]]:
-    """Run the steps of a candidate on one image of a folder after the other.
+class Spent(NamedTuple):
+    """Measurement of one process of a candidate."""
 
-    Returns:
-        Number of images; seconds that they took; and CPU milliseconds per image by step.
-    """
+    images: int
+    seconds: float
+    milliseconds: dict[str, float]
+    """CPU time per image, by step."""
+
+    @property
+    def total(self) -> float:
+        """CPU milliseconds per image."""
+        return sum(self.milliseconds.values())
+
+
+def time_steps(name: str, folder: Path, seconds: float) -> Spent:
+    """Run the steps of a candidate on one image of a folder after the other."""
     cv2.setNumThreads(1)
     images = [file.read_bytes() for file in sorted(folder.iterdir())]
     steps = CANDIDATES[name]()
@@ -111,7 +122,7 @@ def time_steps(name: str, folder: Path, seconds: float) -> tuple[int, float, dic
     while (elapsed := perf_counter() - start) < seconds:
         _run(steps, images[count % len(images)], totals)
         count += 1
-    return count, elapsed, {step: total / count * 1e3 for step, total in totals.items()}
+    return Spent(count, elapsed, {step: total / count * 1e3 for step, total in totals.items()})
 
 
 def _run(steps: Steps, value: Any, totals: dict[str, float]) -> None:  # noqa: ANN401 - steps differ in it
@@ -132,23 +143,6 @@ def _fit(width: int, height: int) -> tuple[Canvas, Canvas, float]:
     canvas = np.full((_SIDE, _SIDE, 3), _PAD, np.uint8)
     left, top = (_SIDE - inner[0]) // 2, (_SIDE - inner[1]) // 2
     return canvas, canvas[top : top + inner[1], left : left + inner[0]], scale
-
-
-_BASE = "nereid_shm"
-
-
-class Spent(NamedTuple):
-    """Measurement of one process of a candidate."""
-
-    images: int
-    seconds: float
-    milliseconds: dict[str, float]
-    """CPU time per image, by step."""
-
-    @property
-    def total(self) -> float:
-        """CPU milliseconds per image."""
-        return sum(self.milliseconds.values())
 
 
 def run(options: argparse.Namespace) -> int:
@@ -198,4 +192,4 @@ def spend(name: str, files: Path, seconds: float, count: int = 1) -> list[Spent]
     """Run a candidate on a folder of images, in `count` new processes at the same time."""
     with ExitStack() as stack:
         running = [stack.enter_context(calling(time_steps, name, files, seconds)) for _ in range(count)]
-        return [Spent(*wait()) for wait in running]
+        return [wait() for wait in running]

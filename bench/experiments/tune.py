@@ -131,7 +131,7 @@ def _tune(options: argparse.Namespace) -> int:
     chosen = choose(rounds, present)
     say()
     print(f"{model}: throughput with {options.clients} clients, latency at {SHARE:.0%} of what the present config bears")
-    print("\n".join(result_lines(tried, rounds, present, chosen)))
+    print("\n".join(result_lines(rounds, present, chosen)))
     if chosen != present:
         if options.write:
             write_choice(folder, chosen, is_embedded=not given.triton_endpoints)
@@ -169,20 +169,14 @@ def _require_description(folder: Path, present: Variant, *, is_embedded: bool) -
     _describe(folder)
 
 
-def result_lines(
-    tried: Mapping[Variant, Trial], rounds: Mapping[Variant, Sequence[Trial]], present: Variant, chosen: Variant
-) -> Iterator[str]:
-    """Describe all measurements, of the search and of the interleaved rounds, and the choice."""
+def result_lines(rounds: Mapping[Variant, Sequence[Trial]], present: Variant, chosen: Variant) -> Iterator[str]:
+    """Describe the interleaved rounds, and the choice."""
     found = {variant: figures(trials) for variant, trials in rounds.items()}
     count = min(map(len, rounds.values()), default=0)
     yield f"  {'images/s':>8} {'p50 ms':>8} {'p99 ms':>8}   {count} interleaved rounds"
     for variant, values in sorted(found.items(), key=lambda item: -item[1].throughput):
         note = " (present)" if variant == present else ""
         yield _line(values, f"{variant}{note}")
-    rest = {variant: trial for variant, trial in tried.items() if variant not in rounds}
-    if rest:
-        yield f"  {'':26}   tried once:"
-        yield from (_line(figures([trial]), str(variant)) for variant, trial in rest.items())
     if chosen != present:
         ratios = [
             figures([one]).throughput / figures([base]).throughput

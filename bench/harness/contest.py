@@ -67,9 +67,9 @@ def meters_of(lineup: Lineup, contestant: Contestant, server: Running) -> Meters
     """Start measuring a contestant and its Triton."""
 
     def find() -> dict[str, list[psutil.Process]]:
-        return {"gateway": family(server.process), **(lineup.triton.processes if contestant.uses_triton else {})}
+        return {"gateway": family(server.process), **(lineup.triton.processes if contestant.model else {})}
 
-    return Meters(find, lineup.triton.address, contestant.model if contestant.uses_triton else "")
+    return Meters(find, lineup.triton.address, contestant.model)
 
 
 def _place(case: Case) -> tuple[str, str]:

@@ -43,9 +43,7 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     probe: str
     """A path that returns 200 when the server is ready."""
     model: str
-    """Name of the model it uses."""
-    uses_triton: bool = True
-    """Whether that model runs in Triton."""
+    """Name of the model in Triton that it uses; empty for none."""
     workers: int
     checkout: Path = ROOT
     """The checkout of this project that it runs from."""
@@ -95,7 +93,6 @@ class Lineup:
             port=port,
             probe="/",
             model="null_file" if uses_triton else "",
-            uses_triton=uses_triton,
             workers=self.workers,
         )
 

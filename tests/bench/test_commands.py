@@ -106,7 +106,7 @@ def test_contest_with_another_checkout_is_compared_and_drawn(tmp_path: Path, cap
 def test_reference_is_measured_beside_nereid(capsys: pytest.CaptureFixture[str]) -> None:
     only = ["--only", "reference", "reference_uint8", "nereid_shm"]
 
-    assert main(["versus", "--rounds", "1", "--seconds", "0.3", *only, "--contests", "one", "photo"]) == 0
+    assert main(["versus", "--rounds", "1", "--seconds", "0.3", *only, "--contests", "load", "photo"]) == 0
     assert capsys.readouterr().out.count("nereid_shm / reference_uint8: throughput ") == 2
 
 

@@ -141,7 +141,7 @@ def test_rounds_are_interleaved_at_the_rate_of_the_first_variant(left: list[int]
 def test_present_variant_stays_within_the_noise(other: list[Trial], chosen: Variant) -> None:
     """The machine may have been busy in one round, as in the second one here."""
     present = [trial(rate) for rate in (20.0, 10.0, 21.0)]
-    last = [*result_lines({}, rounds := {ONE: present, TWO: other}, ONE, choose(rounds, ONE))][-1]
+    last = [*result_lines(rounds := {ONE: present, TWO: other}, ONE, choose(rounds, ONE))][-1]
 
     assert choose(rounds, ONE) == chosen
     assert choose({ONE: present[:2], TWO: other[:2]}, ONE) == ONE
