@@ -161,7 +161,7 @@ def _with_counterpart(case: Case) -> Iterator[Case]:
 
 def _decode(files: Path, seconds: float) -> Measurement:
     """Decode and letterbox on all cores, onto a reused canvas."""
-    spent = spend("nereid_shm", files, seconds, _CORES)
+    spent = spend("nereid", files, seconds, _CORES)
     images, empty = sum(one.images for one in spent), encode_latencies(())
     outcome = Outcome(max(one.seconds for one in spent), images, {"200": images}, empty, {}, 0.0)
     return Measurement(outcome=outcome, cpu_ms={"gateway": sum(one.total for one in spent) / len(spent)})

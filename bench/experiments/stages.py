@@ -33,67 +33,59 @@ _SIDE, _PAD = 640, 114
 _PIXEL_LIMITS = PixelLimits(jpeg=50_000_000, non_jpeg=50_000_000)
 
 
-def _new_canvas() -> Canvas:
-    return np.empty((_SIDE, _SIDE, 3), np.uint8)
+_CANVAS = np.zeros((_SIDE, _SIDE, 3), np.uint8)
+"""All draw on it again and again, as on a slot in shared memory."""
+_LETTERBOX = Letterbox((_SIDE, _SIDE), "center", enlarge=True, pad=_PAD)
 
 
-def _nereid(allocate_canvas: Callable[[], Canvas] = _new_canvas) -> Steps:
-    """Draw on a new canvas for each image."""
-    letterbox = Letterbox((_SIDE, _SIDE), "center", enlarge=True, pad=_PAD)
+def _decode(header: ImageHeader) -> tuple[Canvas, ImageTransform, Canvas]:
+    """Decode with Nereid's function, into the canvas if the image need not be resized."""
+    transform = _LETTERBOX.fit(header.width, header.height)
+    return decode(header, transform.min_decode_size, transform.area(_CANVAS)), transform, _CANVAS
 
-    def decode_step(header: ImageHeader) -> tuple[Canvas, ImageTransform, Canvas]:
-        canvas = allocate_canvas()
-        transform = letterbox.fit(header.width, header.height)
-        return decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas
 
-    return {
+def _resize_with_opencv(pixels: Canvas) -> None:
+    inside, _ = _fit(pixels.shape[1], pixels.shape[0])
+    cv2.resize(pixels, inside.shape[1::-1], dst=inside)
+
+
+def _resize_with_pillow(image: Image.Image) -> None:
+    """Resize by the affine transform."""
+    inside, scale = _fit(image.width, image.height)
+    size = inside.shape[1], inside.shape[0]
+    if size != image.size:
+        coefficients = (1 / scale, 0, 0, 0, 1 / scale, 0)
+        image = image.transform(size, Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
+    inside[:] = np.asarray(image)
+
+
+def _fit(width: int, height: int) -> tuple[Canvas, float]:
+    """Pad the canvas; return the part of it for an image of this size, and the scale of the image."""
+    scale = min(_SIDE / width, _SIDE / height)
+    inner = round(width * scale), round(height * scale)
+    _CANVAS[:] = _PAD
+    left, top = (_SIDE - inner[0]) // 2, (_SIDE - inner[1]) // 2
+    return _CANVAS[top : top + inner[1], left : left + inner[0]], scale
+
+
+CANDIDATES: dict[str, Steps] = {
+    "nereid": {
         "header": lambda data: read_header(data, _PIXEL_LIMITS),
-        "decode": decode_step,
-        "letterbox": lambda decoded: letterbox.draw(*decoded),
-    }
-
-
-def _nereid_shm() -> Steps:
-    """Draw on a reused canvas, like a slot in shared memory."""
-    canvas = np.zeros((_SIDE, _SIDE, 3), np.uint8)
-    return _nereid(lambda: canvas)
-
-
-def _opencv() -> Steps:
-    """OpenCV for everything."""
-
-    def letterbox(pixels: Canvas) -> Canvas:
-        canvas, inside, _ = _fit(pixels.shape[1], pixels.shape[0])
-        cv2.resize(pixels, inside.shape[1::-1], dst=inside)
-        return canvas
-
-    return {
+        "decode": _decode,
+        "letterbox": lambda decoded: _LETTERBOX.draw(*decoded),
+    },
+    "opencv": {
         "decode": lambda data: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB),
-        "letterbox": letterbox,
-    }
-
-
-def _pillow() -> Steps:
-    """Pillow in this environment (pillow-simd in Nereid's), with its affine transform as the resize."""
-
-    def letterbox(image: Image.Image) -> Canvas:
-        canvas, inside, scale = _fit(image.width, image.height)
-        size = inside.shape[1], inside.shape[0]
-        if size != image.size:
-            coefficients = (1 / scale, 0, 0, 0, 1 / scale, 0)
-            image = image.transform(size, Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
-        inside[:] = np.asarray(image)
-        return canvas
-
-    return {
+        "letterbox": _resize_with_opencv,
+    },
+    # Pillow in this environment, which is pillow-simd in Nereid's.
+    "pillow": {
         "header": lambda data: Image.open(BytesIO(data)),
         "decode": lambda image: image.convert("RGB"),
-        "letterbox": letterbox,
-    }
-
-
-CANDIDATES: dict[str, Callable[[], Steps]] = {"nereid": _nereid, "nereid_shm": _nereid_shm, "opencv": _opencv, "pillow": _pillow}
-_BASE = "nereid_shm"
+        "letterbox": _resize_with_pillow,
+    },
+}
+_BASE = "nereid"
 
 
 class Spent(NamedTuple):
@@ -114,7 +106,7 @@ def time_steps(name: str, folder: Path, seconds: float) -> Spent:
     """Run the steps of a candidate on one image of a folder after the other."""
     cv2.setNumThreads(1)
     images = [file.read_bytes() for file in sorted(folder.iterdir())]
-    steps = CANDIDATES[name]()
+    steps = CANDIDATES[name]
     for image in images:  # warm up libraries and allocator
         _run(steps, image, {})
     totals: dict[str, float] = {}
@@ -134,15 +126,6 @@ def _run(steps: Steps, value: Any, totals: dict[str, float]) -> None:  # noqa: A
     before = process_time()
     kept.clear()
     totals["free"] = totals.get("free", 0.0) + process_time() - before
-
-
-def _fit(width: int, height: int) -> tuple[Canvas, Canvas, float]:
-    """Return a padded canvas, the part of it for an image of this size, and the scale of the image."""
-    scale = min(_SIDE / width, _SIDE / height)
-    inner = round(width * scale), round(height * scale)
-    canvas = np.full((_SIDE, _SIDE, 3), _PAD, np.uint8)
-    left, top = (_SIDE - inner[0]) // 2, (_SIDE - inner[1]) // 2
-    return canvas, canvas[top : top + inner[1], left : left + inner[0]], scale
 
 
 def run(options: argparse.Namespace) -> int:
