@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         LOCUST.install()
     python = LOCUST.python()
     with one_line(options.url):
-        samples = given_samples(options.images)
+        samples = given_samples(options.image)
         url = f"{options.url.rstrip('/')}/{options.tasks[0]}"
         service = reach(options, url, Plan(options.clients, options.seconds))
         if service.is_elsewhere or service.target.tls:  # Locust would follow redirects, and repeat a failure for each request
@@ -68,7 +68,6 @@ def add_to(commands: Commands) -> None:
     command = commands.add_parser("locust", help="Locust, a generic client, on both tasks (a server must run)")
     add_service(command, "its path is a prefix of the routes")
     command.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="what to ask for")
-    command.add_argument("--images", type=Path, metavar="PATH", help="a JPEG or a folder of them; by default, varied ones are made")
     command.add_argument("--install", action="store_true", help="install Locust's environment first, if it is missing")
     add_shared(command, clients=8, seconds=20.0)
     command.set_defaults(run=run)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import uvloop
 
 from bench.experiments.options import Commands, add_shared, describe
@@ -144,8 +143,7 @@ async def _load_and_watch(  # noqa: PLR0913, PLR0917 - the parts of a load
 
 
 def _to_run(model: str, measured: Measurement, overload: Overload, **load: Any) -> Run:  # noqa: ANN401 - clients or rate
-    values = msgspec.structs.asdict(measured) | {"figures": {}}
-    return Run(contestant=DEFAULT, mode=f"overload: {model}", model=model, overload=overload, **values, **load)
+    return Run.of(measured, contestant=DEFAULT, mode=f"overload: {model}", model=model, overload=overload, **load)
 
 
 def _median(outcome: Outcome) -> float | None:

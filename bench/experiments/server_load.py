@@ -3,13 +3,12 @@
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import psutil
 
 from app.settings import environment
 from bench.experiments.options import Commands, add_shared, count, describe, positive
-from bench.experiments.service import Plan, add_service, check_warm_up, one_line, reach, with_route
+from bench.experiments.service import WARM_UP_REQUESTS, Plan, add_service, check_warm_up, one_line, reach, with_route
 from bench.harness.meters import Meters, children, listeners
 from bench.load.driver import OPEN_CONNECTIONS, Driver, run
 from bench.load.images import given_samples
@@ -53,7 +52,8 @@ class Session:
         """Load the server with clients that wait for responses, or at a constant rate, independent of its speed."""
         if not self.runs:
             warm_up = min(clients or WARM_UP_CLIENTS, WARM_UP_CLIENTS)
-            outcome = self._drive(self._service.warm_up_requests, WARM_UP_SECONDS, clients=warm_up)
+            requests = WARM_UP_REQUESTS if self._service.is_elsewhere else None
+            outcome = self._drive(requests, WARM_UP_SECONDS, clients=warm_up)
             check_warm_up(self._url, outcome)
             print(places(describe_machine(), self._service.server))
             self._model = outcome.model or self._model
@@ -61,19 +61,9 @@ class Session:
         measured = meters.read(self._drive(self._service.requests, self.options.duration, clients=clients, rate=rate))
         say()
         self._model = measured.outcome.model or self._model
-        self.runs.append(
-            Run(
-                contestant="nereid",
-                mode=self.options.name,
-                model=self._model or UNKNOWN_MODEL,
-                clients=clients,
-                rate=rate,
-                outcome=measured.outcome,
-                cpu_ms=measured.cpu_ms,
-                triton=measured.triton,
-                triton_note=measured.triton_note or ("" if measured.triton else self._missing()),
-            )
-        )
+        measured.triton_note = measured.triton_note or ("" if measured.triton else self._missing())
+        about = {"contestant": "nereid", "mode": self.options.name, "model": self._model or UNKNOWN_MODEL}
+        self.runs.append(Run.of(measured, **about, clients=clients, rate=rate))
         return self.runs[-1]
 
     def finish(self, *, is_search: bool = False) -> int:
@@ -183,9 +173,6 @@ def add_to(commands: Commands) -> None:
     for name, (function, description) in entries.items():
         command = commands.add_parser(name, help=f"{description} (a server must run)")
         add_service(command, "a path that ends in / is a prefix of Nereid's routes, another one is the route to use")
-        command.add_argument(
-            "--image", type=Path, metavar="FILE|DIR", help="images to send; by default 24 images, 320 pixels to 12 megapixels"
-        )
         command.add_argument("--model", help="model to use; by default the server's own")
         command.add_argument("--triton", help="gRPC endpoint of the server's Triton; by default that in the settings")
         add_shared(command, json=None)

@@ -201,7 +201,7 @@ def test_worker_is_recorded_under_load_and_while_requests_are_slow(
 
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
 def test_locust_sends_its_tasks(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["locust", "--url", gateway.url, "--seconds", "1", "--images", IMAGE, "--tasks", "detect"]) == 0
+    assert main(["locust", "--url", gateway.url, "--seconds", "1", "--image", IMAGE, "--tasks", "detect"]) == 0
     assert re.search(r"^/detect .* 0 of \d+$", capsys.readouterr().out, re.MULTILINE)
 
 
