@@ -25,19 +25,17 @@ class Counters(NamedTuple):
     successes: int
     """Successful requests."""
     compute_ns: int
-    waits: int
-    """Requests that waited in the queue."""
     queue_ns: int
     batches: Counter[str]
     """Executions by batch size."""
 
     def since(self, before: "Counters") -> TritonUse:
         """Return the statistics since `before`."""
-        successes, waits = self.successes - before.successes, self.waits - before.waits
+        successes = self.successes - before.successes
         return TritonUse(
             inferences=self.inferences - before.inferences,
             executions=self.executions - before.executions,
-            queue_ms=(self.queue_ns - before.queue_ns) / waits / 1e6 if waits else 0.0,
+            queue_ms=(self.queue_ns - before.queue_ns) / successes / 1e6 if successes else 0.0,
             compute_ms=(self.compute_ns - before.compute_ns) / successes / 1e6 if successes else 0.0,
             batches=dict(self.batches - before.batches),
         )
@@ -67,7 +65,6 @@ def _counters_of(version: service_pb2.ModelStatistics) -> Counters:
         executions=version.execution_count,
         successes=times.success.count,
         compute_ns=times.compute_input.ns + times.compute_infer.ns + times.compute_output.ns,
-        waits=times.queue.count,
         queue_ns=times.queue.ns,
         batches=Counter({str(batch.batch_size): batch.compute_infer.count for batch in version.batch_stats}),
     )

@@ -29,7 +29,6 @@ _FP32, _FILE = "_fp32", "_file"
 _MASKS = """\
 output { name: "det_masks" data_type: TYPE_FP32 dims: [ 300, 32 ] }
 output { name: "prototypes" data_type: TYPE_FP16 dims: [ 32, 160, 160 ] }
-parameters { key: "objects" value { string_value: "30" } }
 """
 _FIXTURES = {
     "null": _Fixture(0, 0, 16, more=_BATCHING, variants=(_FP32, _FILE)),
