@@ -124,7 +124,7 @@ class Run(Measurement, kw_only=True):
     def of(cls, measured: Measurement, **about: object) -> Self:
         """Make a run of a measurement."""
         values = {name: getattr(measured, name) for name in Measurement.__struct_fields__ if name != "figures"}
-        return cls(**(values | about))  # type: ignore[arg-type]
+        return cls(**(values | about))
 
     @classmethod
     def of_rounds(cls, rounds: Sequence[Measurement], more: dict[str, float], **about: object) -> Self:
