@@ -132,13 +132,12 @@ def _tune(options: argparse.Namespace) -> int:
     say()
     print(f"{model}: throughput with {options.clients} clients, latency at {SHARE:.0%} of what the present config bears")
     print("\n".join(result_lines(rounds, present, chosen)))
-    if chosen != present:
+    if chosen.config != present.config:
         if options.write:
             write_choice(folder, chosen, is_embedded=not given.triton_endpoints)
-        if chosen.config != present.config:
-            print(f"{'written' if options.write else 'to write with --write'}: {chosen.config}")
-        if chosen.calls != present.calls:
-            print(f"to set: {PREFIX}CALLS_IN_FLIGHT={chosen.calls}")
+        print(f"{'written' if options.write else 'to write with --write'}: {chosen.config}")
+    if chosen.calls != present.calls:
+        print(f"to set: {PREFIX}CALLS_IN_FLIGHT={chosen.calls}")
     return 0
 
 
