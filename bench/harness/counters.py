@@ -55,7 +55,7 @@ def read_counters(triton: str, model: str) -> Counters:
         reason = (error.details() or "").partition("\n")[0]
         raise CountersError(f"Triton at {triton}: {error.code().name} {reason}") from error
     *numbers, batches = zip(*map(_counters_of, versions), strict=True)
-    return Counters(*map(sum, numbers), sum(batches, Counter[str]()))
+    return Counters._make([*map(sum, numbers), sum(batches, Counter[str]())])
 
 
 def _counters_of(version: service_pb2.ModelStatistics) -> Counters:
