@@ -106,7 +106,7 @@ def test_contest_with_another_checkout_is_compared_and_drawn(tmp_path: Path, cap
 def test_reference_is_measured_beside_nereid(capsys: pytest.CaptureFixture[str]) -> None:
     only = ["--only", "reference", "reference_uint8", "nereid_shm"]
 
-    assert main(["versus", "--rounds", "1", "--seconds", "0.3", *only, "--contests", "one", "photo"]) == 0
+    assert main(["versus", "--rounds", "1", "--seconds", "0.3", *only, "--contests", "load", "photo"]) == 0
     assert capsys.readouterr().out.count("nereid_shm / reference_uint8: throughput ") == 2
 
 
@@ -177,9 +177,6 @@ def test_callers_beside_a_flood_are_measured(monkeypatch: pytest.MonkeyPatch, ca
     assert "'200': " in lines[4]
     assert re.fullmatch(r"unauthorized: A \{'401': \d+\}; B 200: 2", lines[5])
 
-    assert main(["fair", "--callers", "3", "--seconds", "1", "--workers", "1"]) == 0
-    assert capsys.readouterr().out.startswith("3 callers, ")
-
 
 @needs_ptrace
 def test_worker_is_recorded_under_load_and_while_requests_are_slow(
@@ -204,7 +201,7 @@ def test_worker_is_recorded_under_load_and_while_requests_are_slow(
 
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
 def test_locust_sends_its_tasks(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["locust", "--url", gateway.url, "--seconds", "1", "--images", IMAGE, "--tasks", "detect"]) == 0
+    assert main(["locust", "--url", gateway.url, "--seconds", "1", "--image", IMAGE, "--tasks", "detect"]) == 0
     assert re.search(r"^/detect .* 0 of \d+$", capsys.readouterr().out, re.MULTILINE)
 
 

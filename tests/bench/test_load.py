@@ -2,17 +2,15 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
-from functools import partial
-from typing import Any
 
 import pytest
 
-from bench.load.closed_loop import drive_closed_loop
+from bench.load.driver import Driver
+from bench.load.flood import Caller, flood
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
-from bench.load.overload import Caller, drive_arrivals, drive_crowd, drive_open_loop, flood
 from bench.load.target import local_target
 from tests.bench.support import CAT, SAMPLE, always, answer, serving, silent
 
@@ -24,7 +22,7 @@ LARGE = Sample("large", b"\xff\xd8" + bytes(32 * 2**20), frozenset())
 async def test_clients_keep_their_connections_and_every_answer_is_counted() -> None:
     response = answer(CAT, "200 OK", "Server-Timing: decode;dur=1.5, total;dur=4", "x-more: 1")
     async with serving(always(response)) as server:
-        outcome = await drive_closed_loop(f"{server.url}/detect", [SAMPLE], clients=4, seconds=30, requests=200)
+        outcome = await Driver(f"{server.url}/detect", [SAMPLE], 30).closed(4, requests=200)
 
     assert outcome.requests == server.requests == outcome.correct == outcome.histogram.total_count == 200
     assert server.connections == 4
@@ -36,9 +34,7 @@ async def test_clients_keep_their_connections_and_every_answer_is_counted() -> N
 async def test_run_ends_when_its_time_is_over() -> None:
     reported: list[tuple[float, int]] = []
     async with serving(always(answer(CAT))) as server:
-        outcome = await drive_closed_loop(
-            server.url, [SAMPLE], clients=2, seconds=0.2, progress=lambda seconds, requests: reported.append((seconds, requests))
-        )
+        outcome = await Driver(server.url, [SAMPLE], 0.2, progress=lambda *progress: reported.append(progress)).closed(2)
 
     assert outcome.requests == server.requests > 2
     assert reported == sorted(reported)
@@ -55,7 +51,7 @@ async def test_samples_are_sent_in_turn_with_path_query_key_and_type() -> None:
     bodies = [SAMPLE.body, b"\x89PNG\r\n\r\n", b"--edge\r\n\r\nform\r\n--edge--", b'{"a":1}']
     async with serving(reply) as server:
         target = local_target(f"{server.url}/predict/m?confidence=0.4")._replace(key="id.secret")
-        await drive_closed_loop(target, [Sample("", body, None) for body in bodies], clients=1, seconds=30, requests=5)
+        await Driver(target, [Sample("", body, None) for body in bodies], 30).closed(1, requests=5)
 
     assert [request.partition(b"\r\n\r\n")[2] for request in received] == [*bodies, SAMPLE.body]
     assert all(request.startswith(b"POST /predict/m?confidence=0.4 HTTP/1.1\r\n") for request in received)
@@ -80,9 +76,9 @@ async def test_only_a_constant_rate_shows_how_many_requests_a_stall_delays(is_co
 
     async with serving(reply) as server:
         if is_constant:
-            outcome = await drive_open_loop(server.url, [SAMPLE], rate=100, seconds=1, connections=2)
+            outcome = await Driver(server.url, [SAMPLE], 1).constant(100, 2)
         else:
-            outcome = await drive_closed_loop(server.url, [SAMPLE], clients=2, seconds=30, requests=100)
+            outcome = await Driver(server.url, [SAMPLE], 30).closed(2, requests=100)
 
     assert outcome.requests == outcome.correct == 100
     late = _count_above(outcome, 250)  # half of the 50 that are due during the stall, however fast the answers come afterwards
@@ -95,8 +91,8 @@ def _count_above(outcome: Outcome, milliseconds: float) -> int:
     return sum(item.count_at_value_iterated_to for item in counted if item.value_iterated_to > milliseconds * 1e3)
 
 
-@pytest.mark.parametrize(("drive", "at_once"), [(partial(drive_open_loop, connections=3), 3), (drive_arrivals, 40)])
-async def test_requests_are_sent_when_due_as_far_as_there_are_connections(drive: Callable[..., Any], at_once: int) -> None:
+@pytest.mark.parametrize(("connections", "at_once"), [(3, 3), (100, 40)])
+async def test_requests_are_sent_when_due_as_far_as_there_are_connections(connections: int, at_once: int) -> None:
     everyone = asyncio.Event()
 
     async def reply(number: int, _request: bytes) -> bytes:
@@ -106,20 +102,10 @@ async def test_requests_are_sent_when_due_as_far_as_there_are_connections(drive:
         return answer(CAT)
 
     async with serving(reply) as server:
-        outcome = await drive(server.url, [SAMPLE], rate=200, seconds=0.2)
+        outcome = await Driver(server.url, [SAMPLE], 0.2).constant(200, connections)
 
     assert outcome.statuses == {"200": 40}
     assert server.connections == at_once
-
-
-async def test_arrivals_without_a_connection_are_dropped() -> None:
-    never = asyncio.Event()
-    async with serving(silent(never)) as server:
-        outcome = await drive_arrivals(server.url, [SAMPLE], rate=200, seconds=0.2, connections=3, patience=1)
-        never.set()
-
-    assert outcome.statuses == {"dropped": 37, "error": 3}
-    assert server.requests == 3
 
 
 @pytest.mark.parametrize(
@@ -136,7 +122,7 @@ async def test_arrivals_without_a_connection_are_dropped() -> None:
 )
 async def test_connections_that_end_are_replaced(response: bytes | None, requests: int, statuses: dict[str, int]) -> None:
     async with serving(always(response)) as server:
-        outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=requests)
+        outcome = await Driver(server.url, [SAMPLE], 30).closed(1, requests=requests)
 
     assert outcome.statuses == statuses
     assert outcome.codes == ({"429": ["gateway_full"]} if "429" in statuses else {})
@@ -144,19 +130,14 @@ async def test_connections_that_end_are_replaced(response: bytes | None, request
 
 
 async def test_request_without_an_answer_has_the_latency_of_the_whole_patience() -> None:
-    """But under overload only answers are timed: latency tells how long the served ones took."""
     never = asyncio.Event()
     async with serving(silent(never)) as server:
-        closed = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=1, patience=0.1)
-        constant = await drive_open_loop(server.url, [SAMPLE], rate=200, seconds=0.2, connections=2, patience=0.2)
-        arrivals = await drive_arrivals(server.url, [SAMPLE], rate=50, seconds=0.1, patience=0.1)
-        crowd = await drive_crowd(server.url, [SAMPLE], clients=2, seconds=0.1, patience=0.1)
+        closed = await Driver(server.url, [SAMPLE], 30, patience=0.1).closed(1, requests=1)
+        constant = await Driver(server.url, [SAMPLE], 0.2, patience=0.2).constant(200, 2)
         never.set()
 
-    assert (closed.statuses, constant.statuses, arrivals.statuses) == ({"error": 1}, {"error": 40}, {"error": 5})
+    assert (closed.statuses, constant.statuses) == ({"error": 1}, {"error": 40})
     assert closed.max >= 99
-    assert set(crowd.statuses) == {"error"}
-    assert arrivals.histogram.total_count == crowd.histogram.total_count == 0
 
 
 async def test_server_that_vanishes_costs_each_arrival_an_error() -> None:
@@ -166,11 +147,11 @@ async def test_server_that_vanishes_costs_each_arrival_an_error() -> None:
             server.stop()
 
         server.reply = vanish
-        outcome = await drive_arrivals(server.url, [SAMPLE], rate=50, seconds=0.4)
+        outcome = await Driver(server.url, [SAMPLE], 0.4).constant(50)
 
     assert outcome.statuses == {"error": 20}
     with pytest.raises(ConnectionRefusedError):
-        await drive_closed_loop(server.url, [SAMPLE], clients=2, seconds=1)
+        await Driver(server.url, [SAMPLE], 1).closed(2)
 
 
 @asynccontextmanager
@@ -193,7 +174,7 @@ async def rejecting(response: bytes) -> AsyncIterator[str]:
 
 async def test_rejection_that_arrives_before_the_body_was_sent_counts() -> None:
     async with rejecting(answer(b"{}", FULL)) as url:
-        outcome = await drive_arrivals(url, [LARGE], rate=20, seconds=0.2)
+        outcome = await Driver(url, [LARGE], 0.2).constant(20)
 
     assert outcome.statuses == {"429": 4}
 
@@ -201,8 +182,8 @@ async def test_rejection_that_arrives_before_the_body_was_sent_counts() -> None:
 @pytest.mark.parametrize("more", [[], ["Connection: close"]], ids=["stays", "closes"])
 async def test_only_polite_clients_wait_as_long_as_they_were_told(more: list[str]) -> None:
     async with serving(always(answer(b"{}", FULL, "Retry-After: 60", *more))) as server:
-        polite = await drive_crowd(server.url, [SAMPLE], clients=5, seconds=0.5, is_polite=True)
-        others = await drive_crowd(server.url, [SAMPLE], clients=5, seconds=0.5)
+        polite = await Driver(server.url, [SAMPLE], 0.5).closed(5, is_polite=True, spread_seconds=0.05)
+        others = await Driver(server.url, [SAMPLE], 0.5).closed(5)
 
     assert polite.statuses == {"429": 5}
     assert others.requests > 5
@@ -244,6 +225,6 @@ async def test_slow_uploads_of_a_flood_arrive_whole_in_pieces() -> None:
     "url",
     ["http://10.0.0.1", "http://127.0.0.1.example.com", "https://127.0.0.1", "http://0.0.0.0", "detect"],
 )
-async def test_load_for_another_host_is_rejected(url: str) -> None:
+def test_load_for_another_host_is_rejected(url: str) -> None:
     with pytest.raises(ValueError, match=r"only be sent to this machine|does not start with"):
-        await drive_closed_loop(url, [SAMPLE], clients=1, seconds=1)
+        Driver(url, [SAMPLE], 1)

@@ -1,7 +1,6 @@
 """Tuning: what can be varied, which variant is chosen, what is written, and that nothing else is changed."""
 
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,8 +17,7 @@ from app.triton.repository import config_path
 from app.zoo.description import Description, Serving
 from app.zoo.recipe import DetectionRecipe
 from app.zoo.repository import Repository
-from bench.experiments.tune import result_lines
-from bench.experiments.tuning import config_text
+from bench.experiments.tune import result_lines, write_choice
 from bench.experiments.tuning.search import Figures, Trial, choose, figures, hold_rounds, search
 from bench.experiments.tuning.variant import (
     DOWN,
@@ -143,47 +141,11 @@ def test_rounds_are_interleaved_at_the_rate_of_the_first_variant(left: list[int]
 def test_present_variant_stays_within_the_noise(other: list[Trial], chosen: Variant) -> None:
     """The machine may have been busy in one round, as in the second one here."""
     present = [trial(rate) for rate in (20.0, 10.0, 21.0)]
-    last = [*result_lines({}, rounds := {ONE: present, TWO: other}, ONE, choose(rounds, ONE))][-1]
+    last = [*result_lines(rounds := {ONE: present, TWO: other}, ONE, choose(rounds, ONE))][-1]
 
     assert choose(rounds, ONE) == chosen
     assert choose({ONE: present[:2], TWO: other[:2]}, ONE) == ONE
     assert last.startswith("choice: instances 2: 1.20 x (1.19..1.20) the throughput" if chosen == TWO else "choice: as it is")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("max_batch_size: 4", "max_batch_size: 8\n\ninstance_group [ { count: 3 } ]\n"),
-        ("max_batch_size:4 instance_group { kind: KIND_CPU }", "max_batch_size:8 instance_group { count: 3 kind: KIND_CPU }"),
-        (
-            '# max_batch_size: 4\nname: "a # b" max_batch_size: 4 # "\ninstance_group [{ count : 1 }] # count: 1',
-            '# max_batch_size: 4\nname: "a # b" max_batch_size: 8 # "\ninstance_group [{ count : 3 }] # count: 1',
-        ),
-        (
-            "max_batch_size: 4 instance_group { count: 1 } model_warmup { batch_size: 1 } model_warmup { batch_size: 4 }",
-            "max_batch_size: 8 instance_group { count: 3 } model_warmup { batch_size: 1 } model_warmup { batch_size: 8 }",
-        ),
-    ],
-    ids=["without instances", "without a count", "comments", "warm-up"],
-)
-def test_config_is_edited_as_it_is_written(tmp_path: Path, text: str, expected: str) -> None:
-    path = tmp_path / "config.pbtxt"
-    path.write_text(text, encoding="utf-8")
-
-    assert config_text.edit(path, Variant(instances=3, max_batch=8)) == expected
-
-
-def test_file_is_replaced_at_once_with_its_mode(tmp_path: Path) -> None:
-    path, link = tmp_path / "config.pbtxt", tmp_path / "link"
-    path.write_text("instance_group { rate_limiter { priority: 1 } count: 2 }", encoding="utf-8")
-    with pytest.raises(ContestantError, match=r"config\.pbtxt is written in a way .* edit it yourself: instances 3$"):
-        config_text.edit(path, THREE)
-    path.chmod(0o640)
-    link.symlink_to(path)
-    config_text.write(link, "max_batch_size: 8", Variant(max_batch=8))
-
-    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode), link.is_symlink()) == ("max_batch_size: 8", 0o640, True)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.pbtxt", "link"]
 
 
 def test_choice_for_an_added_model_is_in_its_description(tmp_path: Path) -> None:
@@ -194,7 +156,7 @@ def test_choice_for_an_added_model_is_in_its_description(tmp_path: Path) -> None
     repository.write("doors", found)
     file = config_path(tmp_path / "doors", is_embedded=True)
     variant = Variant(instances=3, threads=2, max_batch=8, delay_us=500)
-    config_text.write(file, config_text.edit(file, variant), variant)
+    write_choice(tmp_path / "doors", variant, is_embedded=True)
 
     assert read_variant(read_config_file(file), has_threads=True, calls=None) == variant
     assert repository.load("doors").embedded == Serving(instances=3, threads=2, max_batch=8, delay_us=500)  # type: ignore[union-attr]

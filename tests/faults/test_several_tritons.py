@@ -12,7 +12,7 @@ import pytest
 
 from app.embedded.server import EmbeddedTriton
 from bench.harness.counters import read_counters
-from bench.harness.triton import Triton, embedded_tritons, settings_for
+from bench.harness.triton import Triton, embedded_triton
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import ask, encode
 from tests.faults.serving import Gateway
@@ -30,13 +30,13 @@ _STOPPED_SECONDS = 12.0
 
 @pytest.fixture
 def tritons(fault_repository: Path) -> Iterator[list[Triton]]:
-    with embedded_tritons(fault_repository, "checksum", 2) as tritons:
-        yield tritons
+    with embedded_triton(fault_repository, "checksum") as one, embedded_triton(fault_repository, "checksum") as other:
+        yield [one, other]
 
 
 @pytest.fixture
 def gateway(tritons: list[Triton], tmp_path: Path) -> Iterator[Gateway]:
-    with gateway_to(tritons[0], tmp_path, **settings_for(tritons)) as gateway:
+    with gateway_to(tritons[0], tmp_path, triton_endpoints=",".join(triton.address for triton in tritons)) as gateway:
         yield gateway
 
 
