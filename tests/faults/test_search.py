@@ -6,6 +6,7 @@ import json
 import signal
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -241,31 +242,32 @@ async def test_detection_goes_on_while_search_is_away(
         assert (report.status, probe.status) == (200, 200)
         return {bool(json.loads(report.body)["services"]["search"]["ok"]), *map(is_answered, answers)}
 
-    async def becomes_while_detecting(*, available: bool) -> None:
-        enough = detected + 500
+    async def is_available(*, wanted: bool, detections: int = 0) -> bool:
+        return await search() == {wanted} and detected >= detections
 
-        async def holds() -> bool:
-            return await search() == {available} and detected >= enough
-
-        await becomes(holds)
+    def send(number: int) -> None:
+        for each in reversed(family):  # their parent last: some end with it
+            with suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
 
     with searching(ONLY_VECTORS, tmp_path) as fleet:
         workers = [worker for each in fleet.instances() if each != search_of(fleet) for worker in fleet.workers_of(each)]
         async with meanwhile(*map(detect, fleet.sockets * 6)), await Connection.open(f"unix:{fleet.sockets[0]}") as connection:
-            await becomes_while_detecting(available=True)
+            await becomes(lambda: is_available(wanted=True))
             await connection.send(request[:-1])
             process = victim(fleet)
-            family = [process, *process.children()]
-            for each in family:
-                each.send_signal(begin)
+            family = [process, *process.children(recursive=True)]
+            send(begin)
             async with asyncio.TaskGroup() as group:
                 under_way = group.create_task(connection.ask(request[-1:]))
-                group.create_task(becomes_while_detecting(available=False))
+                group.create_task(becomes(lambda: is_available(wanted=False)))
             assert not is_answered(under_way.result())
             if end:
-                for each in family:
-                    each.send_signal(end)
-            began = monotonic()
-            await becomes_while_detecting(available=True)
+                enough = detected + 500
+                await becomes(lambda: is_available(wanted=False, detections=enough))
+                send(end)
+            began, enough = monotonic(), detected + 500
+            await becomes(lambda: is_available(wanted=True))
             record_figure("search is back after, s", monotonic() - began)
+            await becomes(lambda: is_available(wanted=True, detections=enough))
         assert not any(map(has_ended, workers))
