@@ -21,6 +21,7 @@ from tests.faults.exchange import ask, encode
 from tests.faults.relay import connect, relay
 from tests.faults.traffic import traffic
 from tests.networks import bring_up, enter, ip, network
+from tests.processes import PATIENCE_SECONDS
 
 _SECONDS = 5.0
 """The gateway's deadline."""
@@ -61,7 +62,7 @@ def running_gateway(network: str, folder: Path) -> Iterator[str]:
 
 async def until_answered(url: str) -> float:
     """Wait until an image is answered; return the time."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             with suppress(OSError):  # the socket is not there yet
                 if (await ask(url, _IMAGE)).status == 200:
