@@ -129,10 +129,11 @@ mutants *args: _setup
 smoke: _setup
     @python -m pytest -q -m system -o timeout=600 -o faulthandler_timeout=660 tests/system/test_smoke.py
 
-# Inject faults and hostile input into real processes, in file order, for about 45 minutes; nginx and Prometheus must be installed
+# Inject faults and hostile input into real processes, for about half an hour; nginx and Prometheus must be installed
 [group('develop')]
+[positional-arguments]
 faults *args: _setup
-    @python -m pytest -m faults -p no:randomly -o timeout=1800 -o faulthandler_timeout=1860 {{ args }}
+    @python -m pytest -n 2 --dist loadfile -m faults -p no:randomly -o timeout=1800 -o faulthandler_timeout=1860 "$@"
 
 # Build the wheel, the one file and the container images, and run them where nothing else is installed; needs root, buildah, debootstrap, nginx and iproute2
 [group('develop')]

@@ -32,14 +32,7 @@ async def running_browser() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def opened(browser: Browser, url: str, *expected: str, **options: Any) -> AsyncIterator[Page]:  # noqa: ANN401
-    """Open a page in a context of its own; nothing may be written to its console, and its policy may not be violated.
-
-    Args:
-        browser: The browser.
-        url: Of the page.
-        expected: Parts of what may be written to the console all the same.
-        options: Of the context, such as its viewport.
-    """
+    """Open a page in a context of its own; only texts with `expected` parts may be written to its console."""
     said: list[str] = []
     context = await browser.new_context(**options)
     await context.add_init_script(_NOTE_VIOLATIONS)

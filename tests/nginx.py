@@ -57,13 +57,7 @@ class Proxy(NamedTuple):
 
 
 def prepare(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | None = None) -> Proxy:
-    """Put the shipped files into a folder, with paths and ports of their own.
-
-    Args:
-        servers: `host:port` of each instance, or `unix:` and the path of its socket.
-        folder: Gets everything that NGINX writes, too.
-        changes: What else is to be another text.
-    """
+    """Put the shipped files into a folder, for servers at `host:port` or `unix:/path`, with ports and other texts of their own."""
     tls, local, plain = find_free(3)
     trust = write_certificate(folder, "localhost", "127.0.0.1")
     own = {

@@ -55,20 +55,18 @@ class Prometheus(NamedTuple):
 
 @contextmanager
 def running_prometheus(
-    targets: Mapping[str, str], folder: Path, *, scrape_seconds: float, rules: Path = CONFIG.parent
+    targets: Mapping[str, str],
+    folder: Path,
+    *,
+    scrape_seconds: float,
+    rules: Path = CONFIG.parent,
+    nereid: Mapping[str, object] | None = None,
 ) -> Iterator[Prometheus]:
-    """Run Prometheus with the project's configuration until the block ends.
-
-    Args:
-        targets: The address, `host:port`, of each job.
-        folder: Folder for its data, its configuration and its log.
-        scrape_seconds: Seconds between two scrapes, and between two evaluations of the rules.
-        rules: The folder of the rules that the configuration names.
-    """
+    """Run Prometheus with the project's configuration, and more in the job of the gateway, until the block ends."""
     program = require_program("prometheus", "prometheus")
     (port,) = find_free(1)
     config = folder / "prometheus.yml"
-    config.write_bytes(adapt(CONFIG.read_bytes(), targets, scrape_seconds, rules))
+    config.write_bytes(adapt(CONFIG.read_bytes(), targets, scrape_seconds, rules, nereid or {}))
     command = [
         program,
         f"--config.file={config}",
@@ -79,18 +77,15 @@ def running_prometheus(
         yield Prometheus(server.url)
 
 
-def adapt(config: bytes, targets: Mapping[str, str], scrape_seconds: float, rules: Path) -> bytes:
-    """Change a configuration of Prometheus: the address of each job, the scrape interval, and the path of the rules.
-
-    Returns:
-        The configuration as JSON, which is valid YAML.
-    """
+def adapt(config: bytes, targets: Mapping[str, str], scrape_seconds: float, rules: Path, nereid: Mapping[str, object]) -> bytes:
+    """Change a configuration of Prometheus, as `running_prometheus` is told; return it as JSON, which is valid YAML."""
     changed = uncommented(config)
     interval = f"{scrape_seconds * 1000:.0f}ms"
     changed["global"] = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
     changed["rule_files"] = [str(rules / name) for name in changed["rule_files"]]
     for job in changed["scrape_configs"]:
         job["static_configs"] = [{"targets": [targets[job["job_name"]]]}]
+    changed["scrape_configs"][0].update(nereid)
     return msgspec.json.encode(changed)
 
 

@@ -39,18 +39,7 @@ class ReferenceDetector:
         self._iou = 0.45 if self._is_yolox else 0.7
 
     def detect(self, file: bytes, min_score: float = SCORE) -> list[Box]:
-        """Detect objects in an encoded image.
-
-        Args:
-            file: The encoded image.
-            min_score: Minimum score.
-
-        Returns:
-            Boxes by descending score.
-
-        Raises:
-            ValueError: OpenCV cannot decode the image.
-        """
+        """Return the boxes in an encoded image, by descending score."""
         image = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR)
         if image is None:
             raise ValueError("OpenCV cannot decode the image")
@@ -114,18 +103,7 @@ def iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def suppress(boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], overlap: float, min_score: float) -> list[int]:
-    """Run textbook non-maximum suppression: keep the best box, drop the boxes of its class that it overlaps, and repeat.
-
-    Args:
-        boxes: (n, 4) x1 y1 x2 y2.
-        scores: (n,).
-        classes: (n,).
-        overlap: Maximum IoU of two kept boxes of one class.
-        min_score: Minimum score.
-
-    Returns:
-        Indices of the kept boxes, by descending score.
-    """
+    """Run textbook non-maximum suppression: keep the best box, drop those of its class that it overlaps, and so on."""
     kept: list[int] = []
     for index in np.argsort(-scores, kind="stable"):
         if scores[index] < min_score:

@@ -75,14 +75,7 @@ class Script:
 
 @contextmanager
 def scripted(*answers: int | bytes | None, host: str = "127.0.0.1", port: int = 0, path: Path | None = None) -> Iterator[Script]:
-    """Give one connection after the other these answers: a status, bytes, or None: nothing until the block ends; at last 200.
-
-    Args:
-        *answers: The answers.
-        host: Address of loopback.
-        port: Its port, or 0 for a free one.
-        path: Unix socket to listen on instead.
-    """
+    """Give one connection after the other these answers: a status, bytes, or None: nothing until the block ends; at last 200."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with listening_on(path) if path else socket.create_server((host, port), family=family) as listening:
         server = Script(listening, answers)

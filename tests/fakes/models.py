@@ -7,7 +7,7 @@ import json
 from io import BytesIO
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -120,19 +120,107 @@ _FRAGILE = """
     output0 = Concat <axis = 2> (corners, checked_column, class_column)
 """
 
-_RGB = {
-    "FLOAT": "planes = Identity (image)",
-    "FLOAT16": "planes = Cast <to = 1> (image)",
-    "BGR 255": "bgr = Constant <value_ints = [2, 1, 0]> ()\n rgb = Gather <axis = 1> (image, bgr)\n"
-    " scale = Constant <value_float = 255.0> ()\n planes = Div (rgb, scale)",
+_BGR_255 = """
+    bgr = Constant <value_ints = [2, 1, 0]> ()
+    rgb = Gather <axis = 1> (image, bgr)
+    scale = Constant <value_float = 255.0> ()
+    planes = Div (rgb, scale)
+"""
+_ROWS = "output0 = Concat <axis = 2> (corners, score_column, class_column)"
+_ANGLE = """
+    angle = Sub (score_column, score_column)
+    output0 = Concat <axis = 2> (centre2, size2, score_column, class_column, angle)
+"""
+_COUNT = """
+    ones = Sign (score)
+    count_axis = Constant <value_ints = [1]> ()
+    count = ReduceSum <keepdims = 1> (ones, count_axis)
+    num_dets = Cast <to = 6> (count)
+    det_scores = Identity (score)
+"""
+_HALF = """
+    valid_rows = Cast <to = 7> (count)
+    boxes_half = Cast <to = 10> (corners)
+    confidences = Cast <to = 10> (score)
+    labels = Cast <to = 7> (classes)
+"""
+_NORMALIZED = f"""
+    side = Constant <value_float = {SIDE}.0> ()
+    det_boxes = Div (corners, side)
+    det_classes = Identity (classes)
+"""
+_FACES = """
+    det_boxes = Identity (corners)
+    det_classes = Sub (classes, classes)
+    corner, end = Split <axis = 2> (corners)
+    extent = Sub (end, corner)
+    third = Constant <value_ints = [2]> ()
+    corner_of_each = Unsqueeze (corner, third)
+    extent_of_each = Unsqueeze (extent, third)
+    offsets = Mul (extent_of_each, face)
+    det_keypoints = Add (corner_of_each, offsets)
+"""
+_YOLO = """
+    rows_of_head = Concat <axis = 2> (centre, size, likelihood)
+    output0 = Transpose <perm = [0, 2, 1]> (rows_of_head)
+"""
+_YOLOX = """
+    cell = Div (centre, strides)
+    offset = Sub (cell, grid)
+    least = Constant <value_float = 0.01> ()
+    positive = Max (size, least)
+    relative = Div (positive, strides)
+    log_size = Log (relative)
+    output = Concat <axis = 2> (offset, log_size, sure, class_score)
+"""
+_DECODED = "output = Concat <axis = 2> (centre, size, sure, class_score)"
+_RTDETR = f"""
+    side = Constant <value_float = {SIDE}.0> ()
+    pixels = Concat <axis = 2> (centre2, size2)
+    fractions = Div (pixels, side)
+    output0 = Concat <axis = 2> (fractions, one_hot2)
+"""
+# The mean colour of each quarter of the image.
+_QUARTERS = "quarters = AveragePool <kernel_shape = [64, 64], strides = [64, 64]> (planes)\n vector = Flatten (quarters)"
+
+
+class _Network(NamedTuple):
+    graph: str
+    """What follows on the rectangles that were found."""
+    outputs: str
+    """Types, shapes without the batch, and names."""
+    parameters: dict[str, str] = {}  # noqa: RUF012 - never changed
+    element: str = "float"
+    before: str = "planes = Identity (image)"
+
+
+_FOUR = "int32[1] num_dets, float[2, 4] det_boxes, float[2] det_scores, float[2] det_classes"
+_HALF_OUTPUTS = "int64[2] labels, float16[2] confidences, float16[2, 4] boxes_half, int64[1] valid_rows"
+_LANDMARKS = {"landmarks": ",".join(map(str, FACE.ravel())), "match_distance": "0.6"}
+_KEYPOINTS = {"labels": "face", "keypoints": "left_eye,right_eye,nose,left_mouth,right_mouth"}
+_NETWORKS = {
+    "six_columns": _Network(_ROWS, "float[2, 6] output0"),
+    "stretched_columns": _Network(_ROWS, "float[2, 6] output0", {"resize": "stretch"}),
+    "oriented": _Network(_ANCHORS + _ANGLE, "float[2, 7] output0", {"task": "obb"}),
+    "fragile": _Network(_FRAGILE, "float[2, 6] output0"),
+    "extra_string": _Network(f"{_ROWS}\nnotes = Cast <to = 8> (score)", "float[2, 6] output0, string[2] notes"),
+    "half_four_tensors": _Network(_COUNT + _HALF, _HALF_OUTPUTS, {}, "float16", "planes = Cast <to = 1> (image)"),
+    "normalized_float_classes": _Network(_COUNT + _NORMALIZED, _FOUR, {"box_units": "normalized"}),
+    "faces_detection": _Network(_COUNT + _FACES, f"{_FOUR}, float[2, 5, 2] det_keypoints", _KEYPOINTS),
+    "faces_description": _Network(_QUARTERS, "float[12] vector", {"task": "embedding", **_LANDMARKS}),
+    "embedding": _Network(_QUARTERS, "float[12] vector", {"task": "embedding"}),
+    "yolo_head": _Network(_ANCHORS + _YOLO, f"float[6, {ANCHORS}] output0"),
+    "yolox_head": _Network(_ANCHORS + _OBJECTNESS + _YOLOX, f"float[{ANCHORS}, 7] output", before=_BGR_255),
+    "decoded_head": _Network(_ANCHORS + _OBJECTNESS + _DECODED, f"float[{ANCHORS}, 7] output", {"head": "yolov5"}),
+    "rtdetr": _Network(_ANCHORS + _RTDETR, "float[2, 6] output0", {"head": "rtdetr"}),
 }
 
 
-def _onnx(element: str, before: str, after: str, outputs: dict[str, str]) -> onnx.ModelProto:
-    """Build a model; `outputs` gives type and shape by name."""
-    signature = ", ".join(f"{kind} {name}" for name, kind in outputs.items())
+def _onnx(network: _Network) -> onnx.ModelProto:
     text = f"""<ir_version: 8, opset_import: ["": 17]>
-    find ({element}[batch, 3, {SIDE}, {SIDE}] image) => ({signature}) {{ {before} {_FIND} {after} }}"""
+    find ({network.element}[batch, 3, {SIDE}, {SIDE}] image) => ({network.outputs.replace("[", "[batch, ")}) {{
+        {network.before} {_FIND} {network.graph}
+    }}"""
     model = parser.parse_model(text)
     constants: dict[str, NDArray[Any]] = {
         "repeats": np.array([1, ANCHORS // 2, 1], np.int64),
@@ -150,159 +238,7 @@ def _onnx(element: str, before: str, after: str, outputs: dict[str, str]) -> onn
 
 def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
     """Build every model and the parameters of its config, by name."""
-    four = """
-    ones = Sign (score)
-    count_axis = Constant <value_ints = [1]> ()
-    count = ReduceSum <keepdims = 1> (ones, count_axis)
-    """
-    rows = "output0 = Concat <axis = 2> (corners, score_column, class_column)"
-    output = {"output0": "float[batch, 2, 6]"}
-    # The mean colour of each quarter of the image.
-    vector = "quarters = AveragePool <kernel_shape = [64, 64], strides = [64, 64]> (planes)\n vector = Flatten (quarters)"
-    embedding = _onnx("float", _RGB["FLOAT"], vector, {"vector": "float[batch, 12]"})
-    with_string = rows + "\nnotes = Cast <to = 8> (score)", {**output, "notes": "string[batch, 2]"}
-    return {
-        "six_columns": (_onnx("float", _RGB["FLOAT"], rows, output), {}),
-        "stretched_columns": (_onnx("float", _RGB["FLOAT"], rows, output), {"resize": "stretch"}),
-        "oriented": (
-            _onnx(
-                "float",
-                _RGB["FLOAT"],
-                _ANCHORS
-                + """
-    angle = Sub (score_column, score_column)
-    output0 = Concat <axis = 2> (centre2, size2, score_column, class_column, angle)""",
-                {"output0": "float[batch, 2, 7]"},
-            ),
-            {"task": "obb"},
-        ),
-        "fragile": (_onnx("float", _RGB["FLOAT"], _FRAGILE, output), {}),
-        "extra_string": (_onnx("float", _RGB["FLOAT"], *with_string), {}),
-        "half_four_tensors": (
-            _onnx(
-                "float16",
-                _RGB["FLOAT16"],
-                four
-                + """
-    valid_rows = Cast <to = 7> (count)
-    boxes_half = Cast <to = 10> (corners)
-    confidences = Cast <to = 10> (score)
-    labels = Cast <to = 7> (classes)""",
-                {
-                    "labels": "int64[batch, 2]",
-                    "confidences": "float16[batch, 2]",
-                    "boxes_half": "float16[batch, 2, 4]",
-                    "valid_rows": "int64[batch, 1]",
-                },
-            ),
-            {},
-        ),
-        "normalized_float_classes": (
-            _onnx(
-                "float",
-                _RGB["FLOAT"],
-                four
-                + f"""
-    num_dets = Cast <to = 6> (count)
-    side = Constant <value_float = {SIDE}.0> ()
-    det_boxes = Div (corners, side)
-    det_scores = Identity (score)
-    det_classes = Identity (classes)""",
-                {
-                    "num_dets": "int32[batch, 1]",
-                    "det_boxes": "float[batch, 2, 4]",
-                    "det_scores": "float[batch, 2]",
-                    "det_classes": "float[batch, 2]",
-                },
-            ),
-            {"box_units": "normalized"},
-        ),
-        "faces_detection": (
-            _onnx(
-                "float",
-                _RGB["FLOAT"],
-                four
-                + """
-    num_dets = Cast <to = 6> (count)
-    det_boxes = Identity (corners)
-    det_scores = Identity (score)
-    det_classes = Sub (classes, classes)
-    corner, end = Split <axis = 2> (corners)
-    extent = Sub (end, corner)
-    third = Constant <value_ints = [2]> ()
-    corner_of_each = Unsqueeze (corner, third)
-    extent_of_each = Unsqueeze (extent, third)
-    offsets = Mul (extent_of_each, face)
-    det_keypoints = Add (corner_of_each, offsets)""",
-                {
-                    "num_dets": "int32[batch, 1]",
-                    "det_boxes": "float[batch, 2, 4]",
-                    "det_scores": "float[batch, 2]",
-                    "det_classes": "float[batch, 2]",
-                    "det_keypoints": "float[batch, 2, 5, 2]",
-                },
-            ),
-            {"labels": "face", "keypoints": "left_eye,right_eye,nose,left_mouth,right_mouth"},
-        ),
-        "faces_description": (
-            embedding,
-            {"task": "embedding", "landmarks": ",".join(map(str, FACE.ravel())), "match_distance": "0.6"},
-        ),
-        "embedding": (embedding, {"task": "embedding"}),
-        "yolo_head": (
-            _onnx(
-                "float",
-                _RGB["FLOAT"],
-                _ANCHORS
-                + """
-    rows_of_head = Concat <axis = 2> (centre, size, likelihood)
-    output0 = Transpose <perm = [0, 2, 1]> (rows_of_head)""",
-                {"output0": f"float[batch, 6, {ANCHORS}]"},
-            ),
-            {},
-        ),
-        "yolox_head": (
-            _onnx(
-                "float",
-                _RGB["BGR 255"],
-                _ANCHORS
-                + _OBJECTNESS
-                + """
-    cell = Div (centre, strides)
-    offset = Sub (cell, grid)
-    least = Constant <value_float = 0.01> ()
-    positive = Max (size, least)
-    relative = Div (positive, strides)
-    log_size = Log (relative)
-    output = Concat <axis = 2> (offset, log_size, sure, class_score)""",
-                {"output": f"float[batch, {ANCHORS}, 7]"},
-            ),
-            {},
-        ),
-        "decoded_head": (
-            _onnx(
-                "float",
-                _RGB["FLOAT"],
-                _ANCHORS + _OBJECTNESS + "output = Concat <axis = 2> (centre, size, sure, class_score)",
-                {"output": f"float[batch, {ANCHORS}, 7]"},
-            ),
-            {"head": "yolov5"},
-        ),
-        "rtdetr": (
-            _onnx(
-                "float",
-                _RGB["FLOAT"],
-                _ANCHORS
-                + f"""
-    side = Constant <value_float = {SIDE}.0> ()
-    pixels = Concat <axis = 2> (centre2, size2)
-    fractions = Div (pixels, side)
-    output0 = Concat <axis = 2> (fractions, one_hot2)""",
-                {"output0": "float[batch, 2, 6]"},
-            ),
-            {"head": "rtdetr"},
-        ),
-    }
+    return {name: (_onnx(network), dict(network.parameters)) for name, network in _NETWORKS.items()}
 
 
 _KINDS = {1: "TYPE_FP32", 2: "TYPE_UINT8", 10: "TYPE_FP16", 6: "TYPE_INT32", 7: "TYPE_INT64", 8: "TYPE_STRING"}

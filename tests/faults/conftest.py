@@ -1,6 +1,9 @@
 """Tritons that tests share, a gateway for tests that leave it as it is, and a table of what the tests have measured."""
 
-from collections.abc import AsyncIterator, Iterator
+import fcntl
+import os
+from collections.abc import AsyncIterator, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -20,15 +23,9 @@ class RecordFigure(Protocol):
     def __call__(self, name: str, value: float, limit: float | None = None, /) -> None: ...
 
 
-_FIGURES = pytest.StashKey[list[tuple[str, float, float | None]]]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_FIGURES] = []
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    figures = config.stash[_FIGURES]
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())]
+    figures = [(name, *figure) for report in reports for name, figure in report.user_properties if report.when == "call"]
     if not figures:
         return
     terminalreporter.section("figures")
@@ -37,15 +34,35 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.line(f"{name:{width}}  {value:>12,.6g}" + ("" if limit is None else f"  limit {limit:,.6g}"))
 
 
-@pytest.fixture(scope="session")
-def record_figure(pytestconfig: pytest.Config) -> RecordFigure:
+@pytest.fixture
+def record_figure(request: pytest.FixtureRequest) -> RecordFigure:
     """Records a figure for the table at the end of the run, and checks its limit."""
 
     def record(name: str, value: float, limit: float | None = None, /) -> None:
-        pytestconfig.stash[_FIGURES].append((name, value, limit))
+        request.node.user_properties.append((name, (value, limit)))
         assert limit is None or value <= limit, f"{name}: {value:,.6g}"
 
     return record
+
+
+@cache
+def folder_of_run() -> int:
+    return os.open(os.environ["TMPDIR"], os.O_RDONLY)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the test's time begins
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test with the fixture `alone` while the other process of this run has no test under way."""
+    fcntl.flock(folder_of_run(), fcntl.LOCK_EX if "alone" in getattr(item, "fixturenames", ()) else fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        fcntl.flock(folder_of_run(), fcntl.LOCK_UN)
+
+
+@pytest.fixture(scope="session")
+def alone() -> None:
+    """For what depends on the share of the CPU that a test gets."""
 
 
 @pytest.fixture(scope="session")

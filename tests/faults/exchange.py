@@ -1,6 +1,7 @@
 """HTTP/1.1 over a bare connection: hostile clients send what no HTTP library lets through."""
 
 import asyncio
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from time import perf_counter
@@ -21,6 +22,12 @@ class Answer(NamedTuple):
     body: bytes
     seconds: float = 0.0
     """From the first byte sent to the last one received."""
+
+    @property
+    def code(self) -> str:
+        """Of a problem; empty for an answer that is none."""
+        is_problem = self.headers.get("content-type") == "application/problem+json"
+        return str(json.loads(self.body)["code"]) if is_problem else ""
 
 
 class Case(NamedTuple):

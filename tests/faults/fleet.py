@@ -96,14 +96,9 @@ def running_fleet(
     settings: Mapping[str, object] | None = None,
     wrapper: Sequence[str] = (),
 ) -> Iterator[Fleet]:
-    """Run `serve` until the block ends, in a folder for everything it writes.
+    """Run `serve` until the block ends, in a folder for everything it writes, with instances of one worker each.
 
-    Args:
-        repository: A model repository with the model `checksum`.
-        folder: Gets log, sockets and the home of Triton.
-        instances: Number of instances, of one worker each.
-        settings: More settings by name.
-        wrapper: A command that runs `serve` in an environment of its own.
+    The model repository must have the model `checksum` unless the settings, given by name, say otherwise.
     """
     home = folder / "triton"
     home.mkdir()

@@ -8,22 +8,8 @@ from typing import NamedTuple
 from PIL import Image
 
 SIDE = 64
-NONSENSE = {
-    10: "boxes of the wrong shape",
-    20: "scores of the wrong shape",
-    30: "a count of the wrong type",
-    40: "a box that is not a number",
-    50: "an infinite box",
-    60: "a score that is not a number",
-    70: "a score of seven",
-    80: "a count above the rows",
-    90: "a negative count",
-    100: "a negative class",
-    110: "an output that is missing",
-    120: "an exception",
-}
-"""What the model `nonsense` answers to an image whose pixels have this value; to any other, nothing is found."""
-
+FAILING = 120, 0, 0
+"""The colour of images for which `checksum` fails."""
 _CONFIG = f"""
 name: "@NAME@"
 backend: "python"
@@ -75,45 +61,10 @@ def nothing():
 _CHECKSUM = """
 def answer(image):
     red, green, blue = image.mean((0, 1, 2))
+    if (red, green, blue) == (120, 0, 0):
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError("/secret/path: out of luck"))
     outputs = nothing()
     outputs["det_boxes"][0, 0] = red / 8, green / 8, 32 + blue / 8, 63
-    return respond(**outputs)
-"""
-
-_QUEUE = "default_queue_policy { max_queue_size: 4 }"
-_SLOW = """
-import time
-
-
-def answer(image):
-    time.sleep(0.05)
-    return respond(**nothing())
-"""
-
-_NONSENSE = """
-def answer(image):
-    outputs = nothing()
-    kind = int(image[0, 0, 0, 0])
-    if kind == 10:
-        outputs["det_boxes"] = np.zeros((1, 5, 5), np.float32)
-    elif kind == 20:
-        outputs["det_scores"] = np.zeros((1, 4), np.float32)
-    elif kind == 30:
-        outputs["num_dets"] = np.ones((1, 1), np.int64)
-    elif kind in (40, 50):
-        outputs["det_boxes"][0, 0, 2] = np.nan if kind == 40 else np.inf
-    elif kind in (60, 70):
-        outputs["det_scores"][0, 0] = np.nan if kind == 60 else 7
-    elif kind in (80, 90):
-        outputs["num_dets"][0, 0] = 6 if kind == 80 else -1
-    elif kind == 100:
-        outputs["det_classes"][0, 0] = -1
-    elif kind == 110:
-        del outputs["det_scores"]
-    elif kind == 120:
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError("/secret/path: out of luck"))
-    else:
-        outputs["num_dets"][0, 0] = 0
     return respond(**outputs)
 """
 
@@ -161,15 +112,11 @@ def solid(red: int, green: int, blue: int) -> bytes:
 def write(repository: Path) -> None:
     """Put the models into a repository.
 
-    They are `checksum`, `nonsense`, `queue_of_4`, whose queue has room for so many requests, and `faulty`, which does not answer
-    while there is a file `faulty/1/hang`, takes three seconds with a file `slow`, fails with a file `fail`, and finds nothing
-    any more with a file `wrong`.
+    They are `checksum` and `faulty`, which does not answer while there is a file `faulty/1/hang`, takes three seconds with a file
+    `slow`, fails with a file `fail`, and finds nothing any more with a file `wrong`.
     """
-    for name, code in (("checksum", _CHECKSUM), ("nonsense", _NONSENSE), ("queue_of_4", _SLOW), ("faulty", _FAULTY)):
+    for name, code in (("checksum", _CHECKSUM), ("faulty", _FAULTY)):
         folder = repository / name / "1"
         folder.mkdir(parents=True)
         (folder / "model.py").write_text((_MODEL + code).replace("@FOLDER@", str(folder)), encoding="utf-8")
-        config = _CONFIG.replace("@NAME@", name)
-        if code == _SLOW:
-            config = config.replace("max_batch_size: 8", "max_batch_size: 1").replace("max_queue_delay_microseconds: 0", _QUEUE)
-        (folder.parent / "config.pbtxt").write_text(config, encoding="utf-8")
+        (folder.parent / "config.pbtxt").write_text(_CONFIG.replace("@NAME@", name), encoding="utf-8")

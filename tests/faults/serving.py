@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,15 +75,9 @@ def serving(  # noqa: PLR0913 - what tests vary
     settings: Mapping[str, object] | None = None,
     ready: str = "/readyz",
 ) -> Iterator[Gateway]:
-    """Run a gateway until the block ends.
+    """Run a gateway until the block ends, in a folder that gets its log, or another `program`, in an environment of a `wrapper`.
 
-    Args:
-        triton: Has the models of `bench.models`.
-        folder: Gets the log.
-        wrapper: A command that runs the gateway in an environment of its own, such as `prlimit`.
-        program: What Python runs instead of the gateway.
-        settings: Settings by name, in addition to what a test needs.
-        ready: Path that answers 200 when the gateway is ready for the test.
+    Its settings are given by name, in addition to what a test needs; it is ready for the test when the path `ready` answers 200.
     """
     (port,) = find_free(1)
     log = folder / "gateway.log"
@@ -100,6 +95,36 @@ def serving(  # noqa: PLR0913 - what tests vary
         yield Gateway(server.url, server.process, log)
 
 
+@asynccontextmanager
+async def serving_apart(triton: Triton, folder: Path, **others: Any) -> AsyncIterator[Gateway]:  # noqa: ANN401
+    """Run a gateway whose way to Triton leads through this event loop, which goes on while it starts and ends."""
+    context = serving(triton, folder, **others)
+    gateway = await asyncio.to_thread(context.__enter__)
+    try:
+        yield gateway
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
+
+
+@contextmanager
+def gateway_to(triton: Triton, folder: Path, **settings: object) -> Iterator[Gateway]:
+    """Run a gateway with the model `checksum`."""
+    with serving(
+        triton, folder, settings={"model": "checksum", "timeout_seconds": 5, "log_level": "warning", **settings}
+    ) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def stopped(process: psutil.Process) -> AsyncIterator[None]:
+    """Stop a process (SIGSTOP) during a block."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
 async def count_images(triton: Triton, model: str) -> int:
     """Return how many images a model has received."""
     return (await asyncio.to_thread(read_counters, triton.address, model)).inferences
@@ -107,14 +132,9 @@ async def count_images(triton: Triton, model: str) -> int:
 
 @contextmanager
 def unharmed(gateway: Gateway, *, growth_mb: float = inf, allowed: Collection[int] = ()) -> Iterator[None]:
-    """Demand that a block leaves the workers alive, answers nothing with 500 or above, and lets their memory grow little.
+    """Demand that a block leaves the workers alive, that all of them use little more memory, and that none answers as a failure.
 
     The workers return the memory of a burst to the system within seconds, so it may be higher for a moment.
-
-    Args:
-        gateway: Whose log and processes to look at.
-        growth_mb: How much more memory all workers may use, MiB.
-        allowed: Statuses of 500 and above which are no failure here.
     """
     pids, rss, lines = gateway.pids(), gateway.rss(), len(gateway.log_lines())
     yield

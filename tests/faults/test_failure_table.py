@@ -25,8 +25,7 @@ from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import NO_ANSWER, Answer, ask, encode
 from tests.faults.meanwhile import every, meanwhile
 from tests.faults.relay import Line
-from tests.faults.serving import Gateway, serving
-from tests.faults.test_failing_triton import code_of, stopped
+from tests.faults.serving import Gateway, serving_apart, stopped
 from tests.faults.test_resources import NEEDS_MOUNTS, on_a_full_disk
 from tests.faults.test_several_tritons import successor
 
@@ -102,7 +101,7 @@ class Scene(NamedTuple):
         image = models.solid(10, 20, 30)
         while True:
             answer = await self.ask("/detect", image, "POST", Content_Type="image/png")
-            answers.append((monotonic(), f"{answer.status or 'none'} {code_of(answer)}".strip()))
+            answers.append((monotonic(), f"{answer.status or 'none'} {answer.code}".strip()))
             await asyncio.sleep(0.1)
 
     async def differences(self, row: Row, answers: Answers, lines: int) -> list[str]:
@@ -324,13 +323,9 @@ async def staged(wanted: Cause, folder: Path) -> AsyncIterator[Scene]:
         await line.open(_HOST)
         stack.callback(line.cut)
         settings["triton_endpoints"] = f"{_NAME if wrapper and 'hosts' in wrapper[-2] else _HOST}:{line.port}"
-        serve = serving(triton, folder, wrapper=wrapper, settings=settings)
-        gateway = await asyncio.to_thread(serve.__enter__)  # the way to Triton leads through this event loop
-        try:
+        async with serving_apart(triton, folder, wrapper=wrapper, settings=settings) as gateway:
             environment = {f"NEREID_{name.upper()}": str(value) for name, value in settings.items()}
             yield Scene(folder, triton, line, gateway, environment, stack)
-        finally:
-            await asyncio.to_thread(serve.__exit__, None, None, None)
 
 
 async def until_same(scene: Scene, row: Row, answers: Answers, lines: int) -> float:

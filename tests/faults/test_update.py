@@ -51,26 +51,13 @@ for unit in units:
 
 
 @pytest.fixture
-def steps(tmp_path: Path) -> str:
-    """The steps, with this test's folder for those of the system."""
-    (script,) = _STEPS.findall((ROOT / "docs" / "how-to" / "update.md").read_text(encoding="utf-8"))
-    return "set -e\n" + re.sub(r"/(etc|run)/", rf"{tmp_path}/\1/", script)
-
-
-@pytest.fixture
 def environment(fault_repository: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
     """The environment of commands of a machine on which the unit is installed; its services end with the test."""
     home, programs = tmp_path / "triton", tmp_path / "bin"
-    for folder in (
-        home,
-        tmp_path / ".triton-next",
-        programs,
-        tmp_path / "run" / "systemd" / "system",
-        tmp_path / "etc" / "systemd" / "system",
-    ):
-        folder.mkdir(parents=True)
-    link_installation(home)
-    link_installation(tmp_path / ".triton-next")
+    for name in ("triton", ".triton-next", "bin", "run/systemd/system", "etc/systemd/system"):
+        (tmp_path / name).mkdir(parents=True)
+    for each in (home, tmp_path / ".triton-next"):
+        link_installation(each)
     unit = _UNIT.read_text(encoding="utf-8").replace("/run/", f"{tmp_path}/run/")
     (tmp_path / "etc" / "systemd" / "system" / "nereid.service").write_text(unit, encoding="utf-8")
     systemctl = programs / "systemctl"
@@ -102,10 +89,12 @@ async def run(script: str, environment: dict[str, str]) -> None:
     assert await process.wait() == 0
 
 
-async def test_an_update_by_the_written_steps_loses_nothing(
-    steps: str, environment: dict[str, str], tmp_path: Path, record_figure: RecordFigure
+async def test_update_by_the_written_steps_loses_nothing(
+    environment: dict[str, str], tmp_path: Path, record_figure: RecordFigure
 ) -> None:
     require_program("curl", "curl")
+    (script,) = _STEPS.findall((ROOT / "docs" / "how-to" / "update.md").read_text(encoding="utf-8"))
+    steps = "set -e\n" + re.sub(r"/(etc|run)/", rf"{tmp_path}/\1/", script)
     wait_until_ready = re.findall(r"^ *for number.*?^ *done$", steps, re.DOTALL | re.MULTILINE)[0]
     sockets = [f"{tmp_path}/run/nereid/nereid-{number + 1}.sock" for number in range(_INSTANCES)]
     await run(f"systemctl start nereid\n{wait_until_ready}", environment)
