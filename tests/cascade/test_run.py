@@ -32,7 +32,7 @@ from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
 from tests.fakes import models
 from tests.model.configs import spec_of, table
-from tests.support import NEEDS_BYTES, SCENE, eventually
+from tests.support import SCENE, eventually
 
 
 class Runner(NamedTuple):
@@ -115,16 +115,6 @@ async def test_steps_together_crop_a_limited_number_of_parts(worker: Runner, mon
     assert not (await worker.run(steps)).truncated
     found = await worker.run({**steps, "wider": {**COLOURS, "margin": 0.1, "turned_by": "again"}})
     assert (found.steps["wider"].objects, found.truncated) == ([0], True)
-
-
-async def test_crops_of_one_step_are_used_by_another_with_another_order(worker: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "MAX_CROPS", 1)
-    turned = {**VECTORS, "turned_by": "colours"}
-    for colour in ("blue", "red"):
-        steps = {"colours": {**COLOURS, "classes": [colour]}, "best": turned, "largest": {**turned, "order": "size"}}
-        found = await worker.run({"things": THINGS, **steps})
-        assert found.truncated
-        assert [found.require(name).objects for name in ("best", "largest")] == 2 * [found.require("colours").objects]
 
 
 async def test_box_is_enlarged_by_a_margin_within_the_image(worker: Runner) -> None:
@@ -228,14 +218,6 @@ async def test_cascade_of_which_nothing_is_left_fails(worker: Runner) -> None:
         await worker.run({"things": {"model": "missing"}, "colours": COLOURS, "lying": {"model": "lying"}})
     with pytest.raises(InvalidImage):
         await worker.run({"things": THINGS}, SCENE[:60])
-
-
-@NEEDS_BYTES
-async def test_model_that_takes_files_can_be_asked_about_the_whole_image_only(worker: Runner) -> None:
-    found = await worker.run({"things": {"model": "file_in"}, "colours": COLOURS, "inner": {**COLOURS, "model": "file_in"}})
-    assert names(found.steps["colours"].results) == ["red", "blue"]
-    with pytest.raises(UnsupportedModel, match="file_in takes encoded files"):
-        found.require("inner")
 
 
 @pytest.fixture

@@ -156,7 +156,6 @@ HEADER = LONG_MORE + (2).to_bytes(8) + b"{}"
 HOSTILE = {
     "another protocol": b"GET / HTTP/1.1\r\n".ljust(100),
     "another mechanism": GREETING.replace(b"NULL", b"PLAI"),
-    "no READY": GREETING + b"\0\1x",
     "a large READY": GREETING + b"\6" + (1 << 40).to_bytes(8),
     "another kind of socket": GREETING + READY + b"\0\1x",
     "a large header": GREETING + READY + DELIMITER + LONG_MORE + (4097).to_bytes(8),
@@ -180,22 +179,6 @@ async def test_hostile_peer_is_disconnected_before_more_is_read(
             await reader.read()  # until it is closed
         writer.close()
         assert await detector.detect() == [FOUND]
-
-
-async def test_connections_are_limited(world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "_MAX_CONNECTIONS", 2)
-    with listening(world, address):
-        detector = connect(address)
-        assert await detector.detect() == [FOUND]
-        port = urlsplit(address).port
-        idle, refused = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        refused[1].write(GREETING + READY)
-        with suppress(ConnectionResetError):
-            await refused[0].read()
-        assert await detector.detect() == [FOUND]
-        for _, writer in (idle, refused):
-            writer.close()
-        assert await connect(address).detect() == [FOUND]
 
 
 async def test_hanging_image_holds_up_nobody_else_until_it_is_late(world: World, connect: Connect, address: str) -> None:

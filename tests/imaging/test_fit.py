@@ -123,18 +123,6 @@ def test_middle_of_the_limiting_side_is_kept(
     assert CenterCrop(canvas, fraction, "bilinear").fit(*image) == ImageTransform(0, 0, *canvas, *image, Crop(*crop))
 
 
-def test_middle_is_drawn_at_any_size_of_decoding() -> None:
-    fit = CenterCrop((100, 100), 0.5, "bilinear")
-    transform = fit.fit(800, 400)
-    for width, height in ((800, 400), (400, 200)):
-        canvas = np.empty((100, 100, 3), np.uint8)
-        fit.draw(gradient(width, height), transform, canvas)
-
-        left, right = (250 * (300 + 2 * at) / 800 for at in (0.5, 99.5))
-        np.testing.assert_allclose(canvas[50, [0, -1], 0], [left, right], atol=1.5)
-        np.testing.assert_allclose(canvas[[0, -1], 50, 1], [250 / 4, 250 * 3 / 4], atol=1.5)
-
-
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(500, 375), (61, 3000), (30, 7)])
 def test_middle_is_that_of_the_whole_image_when_it_has_been_resized(size: tuple[int, int], interpolation: Interpolation) -> None:
@@ -150,21 +138,12 @@ def test_middle_is_that_of_the_whole_image_when_it_has_been_resized(size: tuple[
     assert np.abs(canvas.astype(int) - expected).max() <= 1
 
 
-def test_pixels_far_from_the_crop_take_no_memory() -> None:
-    """Pillow copies the crop of 128 x 128 pixels and the pixels around it that the filter reads, four bytes per pixel."""
-    fit = CenterCrop((32, 32), 1.0, "bicubic")
-    small, large = (fit.draw_bytes((width, 128), fit.fit(width, 128)) - 3 * width * 128 for width in (128, 12800))
-
-    assert 4 * 128 * 128 < small < large < 4 * (128 + 2 * 10) * (128 + 2 * 10 + 32)
-
-
 def test_image_is_decoded_large_enough() -> None:
     """A crop is decoded at four times the canvas to within a pixel; that of the second image has 1791.125 pixels."""
     fit = CenterCrop((224, 224), 0.875, "bilinear")
 
     assert CENTRED.fit(4000, 3000).min_decode_size == (2560, 1920)
     assert fit.fit(4096, 2048).min_decode_size == (2045, 1022)
-    assert jpeg.reduced_size((4096, 2048), (2045, 1022)) == (2048, 1024)
     assert jpeg.reduced_size((16384, 2047), fit.fit(16384, 2047).min_decode_size) == (8192, 1024)
     assert jpeg.reduced_size((4080, 2040), fit.fit(4080, 2040).min_decode_size) == (4080, 2040)
     assert Stretch((224, 224), "bilinear").fit(4096, 2048).min_decode_size == (896, 896)

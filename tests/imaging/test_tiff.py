@@ -2,7 +2,6 @@
 
 import struct
 import zlib
-from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
@@ -15,7 +14,7 @@ from PIL import Image
 from app.errors import GatewayError, InvalidImage, UnsupportedFormat
 from app.imaging import tiff
 from app.imaging.header import read_header
-from tests.imaging.samples import MEGA, NOISE, PIXELS, encode, limits, pixels_of, store, to_rgb
+from tests.imaging.samples import MEGA, NOISE, PIXELS, limits, pixels_of, store, to_rgb
 
 GREY = PIXELS[:, :, 0]
 PALETTE = (*(n << 8 for n in range(256)), *((255 - n) << 8 for n in range(256)), *((n // 2) << 8 for n in range(256)))
@@ -112,20 +111,13 @@ def test_tiles_are_decoded() -> None:
     pixels = np.asarray(NOISE)[:40, :50]
 
     np.testing.assert_array_equal(pixels_of(tiled(pixels, 2)), pixels)
-    for side in (0, 16, 40, 1024):
+    for side in (0, 16, 1024):
         with pytest.raises(GatewayError, match="sides of 32 to 512"):
             tiff.read_header(tiled(pixels, 2, _322=(side,)))
-
-
-def test_tiles_of_deep_grey_must_fill_the_width() -> None:
-    """OpenCV decodes others to wrong pixels."""
-    grey = np.asarray(NOISE)[:40, :64, 0]
-    deep, with_alpha = grey.astype(np.uint16) << 8, np.dstack([grey, np.full_like(grey, 255)])
-
-    for pixels in (deep, with_alpha):
-        np.testing.assert_array_equal(pixels_of(tiled(pixels, 1)), to_rgb(grey))
-        with pytest.raises(UnsupportedFormat, match="must fill its width"):
-            tiff.read_header(tiled(pixels[:, :50], 1))
+    deep = np.asarray(NOISE)[:40, :64, 0].astype(np.uint16) << 8
+    np.testing.assert_array_equal(pixels_of(tiled(deep, 1)), to_rgb(deep >> 8))
+    with pytest.raises(UnsupportedFormat, match="must fill its width"):  # OpenCV decodes it to wrong pixels
+        tiff.read_header(tiled(deep[:, :50], 1))
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))
@@ -181,12 +173,3 @@ def test_decoder_sees_no_tag_that_was_not_checked() -> None:
     assert b"canary" not in written
     assert tiff.rewrite(written, tiff.read_header(written)) == written
     assert tiff.read_size(written) == (32, 16)
-
-
-def test_warnings_of_libtiff_do_not_go_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    data = encode(NOISE, "TIFF")
-    for at in range(8, 60):
-        with suppress(GatewayError):
-            pixels_of(data[:at] + b"\xff" + data[at + 1 :])
-
-    assert capfd.readouterr().err == ""

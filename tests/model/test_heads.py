@@ -23,22 +23,16 @@ from tests.model.configs import (
 SEGMENT, POSE = (f"{{'task': '{task}', 'kpt_shape': [2, 3]}}" for task in ("segment", "pose"))
 
 
-@pytest.mark.parametrize(
-    ("outputs", "parameters", "expected"),
-    [
+def test_model_that_suppresses_boxes_sets_the_maximum_of_their_overlap() -> None:
+    """One with four tensors always, one with rows of six if its config tells."""
+    for outputs, parameters, expected in (
         (END_TO_END, {}, (0.7, 0.7)),
         ((SIX_COLUMNS,), {}, (0.7, 1.0)),
         ((SIX_COLUMNS,), {"iou": "0"}, (0.0, 0.0)),
         ((YOLO,), {"iou": "0.45"}, (0.45, 1.0)),
-    ],
-)
-def test_overlap_of_boxes_and_its_maximum(
-    outputs: tuple[Tensor, ...], parameters: dict[str, Any], expected: tuple[float, float]
-) -> None:
-    """A model that suppresses boxes itself sets the maximum: one with four tensors always, with rows of six if its config tells."""
-    head = spec_of(*outputs, **parameters).expect_head(DetectionHead)
-
-    assert (head.iou, head.max_iou) == expected
+    ):
+        head = spec_of(*outputs, **parameters).expect_head(DetectionHead)
+        assert (head.iou, head.max_iou) == expected
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.errors import UnsupportedModel
 from app.model.heads import ClassificationHead, DetectionHead, OutputFormat
@@ -20,7 +18,6 @@ from tests.model.configs import (
     IMAGES,
     RTDETR,
     SCORES,
-    SIX_COLUMNS,
     VARIABLE,
     YOLO,
     YOLOX,
@@ -74,28 +71,10 @@ def test_every_parameter_is_read() -> None:
     assert (spec.source, spec.licence, spec.default_version) == ("https://example.org/m", "MIT", 3)
 
 
-@pytest.mark.parametrize(
-    "parameter",
-    [
-        "scale=nan",
-        "resize=fit",
-        "mean=0,nan,0",
-        "std=1,1,0",
-        "default_version=0",
-    ],
-)
-def test_invalid_parameter_is_named(parameter: str) -> None:
-    name, _, value = parameter.partition("=")
-    invalid: dict[str, Any] = {name: value}
-
-    with pytest.raises(UnsupportedModel, match=rf"the config of m has an invalid parameter: .*{name}"):
+@pytest.mark.parametrize("invalid", [{"scale": "nan"}, {"resize": "fit"}, {"mean": "0,nan,0"}, {"std": "1,1,0"}])
+def test_invalid_parameter_is_named(invalid: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"the config of m has an invalid parameter: .*{next(iter(invalid))}"):
         spec_of(**invalid)
-
-
-def test_platform_stands_for_a_backend_and_a_malformed_config_is_unsupported() -> None:
-    assert from_triton_config(config() | {"backend": "", "platform": "tensorrt_plan"}, "7").backend == "tensorrt_plan"
-    with pytest.raises(UnsupportedModel):
-        from_triton_config({"name": "m", "input": [{"name": "a"}]}, "1")
 
 
 @pytest.mark.parametrize(
@@ -116,14 +95,10 @@ def test_layout_shape_and_size_of_the_input(
     assert (spec.input_format, spec.image_shape, spec.datatype) == (layout, shape, data_type[5:])
     assert spec.image_bytes == math.prod(shape) * {"TYPE_UINT8": 1, "TYPE_FP16": 2, "TYPE_FP32": 4}[data_type]
     assert spec.batch_shape(2) == (2, *shape)
-
-
-def test_model_without_a_batch_dimension_takes_one_image() -> None:
-    spec = spec_of(image=table(4, 6, 3), batch=0)
-
-    assert spec.batch_shape(1) == (4, 6, 3)
+    alone = spec_of(image=table(4, 6, 3), batch=0)
+    assert alone.batch_shape(1) == (4, 6, 3)
     with pytest.raises(ValueError, match=r"^m has no batch dimension$"):
-        spec.batch_shape(2)
+        alone.batch_shape(2)
 
 
 @pytest.mark.parametrize(
@@ -142,39 +117,26 @@ def test_variable_input_size_is_read_from_the_parameters(parameters: dict[str, A
     assert spec_of(image=table(3, 96, -1), **parameters).input_size == (input_size[0], 96)
 
 
-@pytest.mark.parametrize("batch", [0, 1])
-def test_model_that_takes_the_file_has_its_size_in_the_config(batch: int) -> None:
-    """Without it, the unit of its boxes is unknown."""
-    spec = spec_of(*END_TO_END, image=FILE, batch=batch, metadata="{'imgsz': [384, 640]}")
+def test_model_that_takes_the_file_has_its_size_in_the_config_and_may_tell_what_it_could_not_decode() -> None:
+    """Without the size, the unit of its boxes is unknown."""
+    spec = spec_of(*END_TO_END, image=FILE, batch=0, metadata="{'imgsz': [384, 640]}")
+    decoded = table(1, name="decoded", data_type="TYPE_INT32")
+    telling = spec_of(decoded, *END_TO_END, image=FILE, batch=0, metadata="{'imgsz': [384, 640]}")
 
     assert (spec.input_format, spec.datatype, spec.input_size) == (InputFormat.FILE, "BYTES", (640, 384))
-    assert (spec.image_bytes, spec.batch_shape(1)) == (2**20, (1, 1) if batch else (1,))
+    assert (spec.image_bytes, spec.batch_shape(1)) == (2**20, (1,))
+    assert telling == msgspec.structs.replace(spec, tells_decoded=True)
+    assert telling.requested_names == (*spec.output_names, "decoded")
     with pytest.raises(UnsupportedModel, match="m takes the encoded file; its config must say `square`"):
         spec_of(*END_TO_END, image=FILE)
 
 
-@pytest.mark.parametrize("outputs", [END_TO_END, (SIX_COLUMNS,)])
-def test_model_may_tell_which_files_it_could_not_decode(outputs: tuple[Tensor, ...]) -> None:
-    without = spec_of(*outputs, image=FILE, square="640")
-    spec = spec_of(table(1, name="decoded", data_type="TYPE_INT32"), *outputs, image=FILE, square="640")
-
-    assert spec == msgspec.structs.replace(without, tells_decoded=True)
-    assert spec.requested_names == (*without.output_names, "decoded")
-
-
 @pytest.mark.parametrize(
-    "images",
-    [
-        [("images", "TYPE_FP32", [640, 3, 640])],
-        [("images", "TYPE_FP32", [1, 3, 640, 640])],
-        [("images", "TYPE_INT32", [3, 640, 640])],
-        [],
-        [IMAGES, IMAGES],
-    ],
+    "images", [[table(640, 3, 640)], [table(1, 3, 640, 640)], [table(3, 9, 9, data_type="TYPE_INT32")], [], 2 * [IMAGES]]
 )
 def test_inputs_of_no_head_are_described(images: list[Tensor]) -> None:
     inputs = [{"name": name, "data_type": data_type, "dims": dims} for name, data_type, dims in images]
-    with pytest.raises(UnsupportedModel, match=r"match no supported head: inputs (images|none)"):
+    with pytest.raises(UnsupportedModel, match=r"match no supported head: inputs (o|images|none)"):
         from_triton_config(config() | {"input": inputs}, "1")
 
 
@@ -184,7 +146,6 @@ def test_inputs_of_no_head_are_described(images: list[Tensor]) -> None:
         (YOLO, {}, ("letterbox", "RGB", 255.0, "center")),
         (YOLOX, {}, ("letterbox", "BGR", 1.0, "top_left")),
         (RTDETR, {"head": "rtdetr"}, ("stretch", "RGB", 255.0, "center")),
-        (RTDETR, {"head": "rtdetr", "resize": "letterbox"}, ("letterbox", "RGB", 255.0, "center")),
     ],
 )
 def test_preprocessing_is_that_of_the_published_models(
@@ -193,12 +154,6 @@ def test_preprocessing_is_that_of_the_published_models(
     spec = spec_of(output, **parameters)
 
     assert (spec.resize, spec.channels, spec.scale, spec.placement) == expected
-
-
-@given(st.text("{}[]()'\",:0123456789 abnmesigz-+\\", max_size=40))
-@pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
-def test_metadata_never_makes_a_model_unusable(metadata: str) -> None:
-    assert spec_of(metadata=metadata).expect_head(DetectionHead).output_format is OutputFormat.SIX_COLUMNS
 
 
 def test_parameters_of_a_classifier_are_read() -> None:
@@ -210,16 +165,11 @@ def test_parameters_of_a_classifier_are_read() -> None:
     assert divisor.ravel().tolist() == pytest.approx([58.395, 57.12, 57.375])
 
 
-@pytest.mark.parametrize(
-    ("change", "is_same"),
-    [
-        ({"version": "2", "device": "gpu", "max_batch": 64, "instances": 4, "priority_levels": 2}, True),
-        ({"source": "https://example.org", "licence": "MIT", "default_version": 2}, True),
-        *((change, False) for change in ({"input_size": (64, 64)}, {"output_names": ("other",)}, {"labels": ("cat",)}, {"pad": 0})),
-    ],
-)
-def test_models_of_the_same_inputs_and_outputs_are_interchangeable(change: dict[str, object], *, is_same: bool) -> None:
-    assert are_interchangeable(SPEC, msgspec.structs.replace(SPEC, **change)) is is_same
+def test_models_of_the_same_inputs_and_outputs_are_interchangeable() -> None:
+    same = {"version": "2", "device": "gpu", "max_batch": 64, "instances": 4, "licence": "MIT", "default_version": 2}
+    assert are_interchangeable(SPEC, msgspec.structs.replace(SPEC, **same))
+    for change in ({"input_size": (64, 64)}, {"output_names": ("other",)}, {"labels": ("cat",)}, {"pad": 0}):
+        assert not are_interchangeable(SPEC, msgspec.structs.replace(SPEC, **change))
 
 
 def hints(**parameters: str) -> ModelParameters:

@@ -117,9 +117,7 @@ EMBEDDED = """
 ::8.8.8.8 ::ffff:127.0.0.1 ::ffff:8.8.8.8 ::ffff:0:8.8.8.8 64:ff9b::808:808 64:ff9b:1::a00:1
 2001:0:4136:e378:8000:63bf:3fff:fdd2 2002:808:808::1
 """
-NO_ADDRESS = (
-    "localhost 0x7f.1 127.1 2130706433 017700000001 [::1] \u0661.1.1.1 fe80::1%eth0 2001:4860:4860::8888%1"
-)
+NO_ADDRESS = "localhost 0x7f.1 127.1 2130706433 017700000001 [::1] \u0661.1.1.1 fe80::1%eth0 2001:4860:4860::8888%1"
 
 
 @pytest.mark.parametrize("address", [*PUBLIC.split(), *NOT_PUBLIC.split(), *EMBEDDED.split(), *NO_ADDRESS.split(), ""])

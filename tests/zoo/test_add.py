@@ -18,7 +18,7 @@ import trustme
 from app.host import program
 from app.host.program import CommandError
 from app.model.golden import picture
-from app.model.heads import ClassificationHead, DetectionHead, PoseHead
+from app.model.heads import DetectionHead, PoseHead
 from app.model.spec import are_interchangeable
 from app.pipeline.golden import parse, read_golden
 from app.triton.config_file import read_config_file
@@ -89,14 +89,6 @@ def test_golden_picture_tells_zeros_from_nothing(repository: Repository) -> None
             assert values.difference(read_golden(spec, {key: 0 * tensor for key, tensor in outputs.items()}))
 
 
-def test_classifier_is_served(repository: Repository) -> None:
-    added(network(tensors={"logits": np.array([1.0, 3.0, 2.0])}), repository)
-    spec = spec_of(repository)
-
-    assert spec.expect_head(ClassificationHead).scores == "probabilities"
-    assert (spec.resize, spec.crop) == ("center_crop", 0.875)
-
-
 @pytest.mark.parametrize(("task", "head"), [("segmentation", "yolo"), ("pose", "end_to_end"), ("obb", "yolo")])
 def test_network_with_features_is_served(repository: Repository, task: str, head: str) -> None:
     added(network(tensors=feature_tensors(task, head), **FEATURES[task]), repository)
@@ -111,16 +103,13 @@ def test_network_with_features_is_served(repository: Repository, task: str, head
     }
 
 
-@pytest.mark.parametrize(("batch", "largest"), [("8", (2, 8)), ("True", (1, 1)), ("0.5", (2, 64))])
-def test_model_gets_no_larger_batch_than_the_nms_inside_the_network(
-    repository: Repository, batch: str, largest: tuple[int, int]
-) -> None:
-    inside = network("end_to_end", args={"nms": True})
-    inside.metadata_props.add(key="batch", value=batch)
-    added(inside, repository, head="end_to_end")
-    model = repository.models()["doors"]
-
-    assert (model.embedded.max_batch, model.production.max_batch) == largest
+def test_model_gets_no_larger_batch_than_the_nms_inside_the_network(repository: Repository) -> None:
+    for name, batch, largest in (("of_8", "8", (2, 8)), ("of_1", "True", (1, 1)), ("any", "0.5", (2, 64))):
+        inside = network("end_to_end", args={"nms": True})
+        inside.metadata_props.add(key="batch", value=batch)
+        added(inside, repository, name, head="end_to_end")
+        model = repository.models()[name]
+        assert (model.embedded.max_batch, model.production.max_batch) == largest
 
 
 def test_name_and_labels_are_found_beside_the_file(repository: Repository) -> None:
@@ -222,13 +211,6 @@ def test_network_that_cannot_be_served_is_one_sentence(
         added(path, repository, **options)
 
 
-def test_texts_of_the_file_cannot_damage_the_description(repository: Repository) -> None:
-    added(network(names={0: "do\x7for", 1: 'a "b", c', 2: "\x1b[31mred"}, license="MIT\x7f"), repository, licence="")
-    model = repository.models()["doors"]
-
-    assert (model.labels, model.licence) == (("do?or", 'a "b", c', "?[31mred"), "MIT?")
-
-
 def test_name_that_is_not_free_and_a_pickle_are_refused(repository: Repository, tmp_path: Path) -> None:
     (own := repository.path / "own").mkdir(parents=True)
     (own / "config.pbtxt").write_text('name: "own"', encoding="utf-8")
@@ -255,13 +237,6 @@ def test_file_of_an_address_must_have_the_sha256(
     with answering(file, tls=tls) as url, nullcontext() if is_expected else refused(repository, "its SHA-256 is"):
         request = Request(f"{url}/best.onnx", None, "MIT", check.SAMPLES, read_options({}), sha256=digest)
         assert add(request, repository, lambda _: "")[0] == "best"
-
-
-def test_user_is_told_of_boxes_that_look_like_fractions(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
-    hint = "warning: boxes look like fractions of the input; if so: nereid add ... --box-units normalized"
-    for number, options in enumerate(({}, {"box_units": "normalized"})):
-        added(network(tensors=head_tensors("yolo")), repository, f"doors{number}", **options)
-        assert (hint in capsys.readouterr().err) == (number == 0)
 
 
 def test_network_with_a_fixed_batch_takes_one_image_at_a_time(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:

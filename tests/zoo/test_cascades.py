@@ -74,7 +74,6 @@ def test_cascade_is_written_replaced_and_removed(writable: Repository, capsys: p
         ('"six_columns"', f'"six_columns:{"9" * 5000}"', "[steps.plate] Expected `str` matching regex"),
         ("margin = 0.1", f"margin = {'[' * 100_000}", "plates.toml: maximum recursion depth exceeded"),
         (PLATES, "#" * (1 << 20) + "#", "plates.toml: longer than 1 MiB"),
-        ("margin = 0.1", "margin = 7", "plates.toml: [steps.text] Expected `float` <= 1.0 - at `$.margin`"),
         ('"six_columns"', '"six_rows"', "[steps.plate] model: neither"),
         ('"six_columns"', '"six_columns:3"', "a Triton elsewhere has six_columns:3"),
         ("steps.text", "steps.mask", "[steps.mask] the answer has a field of this name"),

