@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from io import BytesIO
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
@@ -19,7 +18,7 @@ from app.cascade.definition import Cascade, Step
 from app.cascade.run import CascadeAnswer, run_cascade
 from app.detection.nms import Candidates
 from app.embedded.server import EmbeddedTriton
-from app.errors import GatewayError, GatewayFull, InvalidImage, InvalidModelOutput, InvalidParameter, UnknownModel, UnsupportedModel
+from app.errors import GatewayError, GatewayFull, InvalidModelOutput, InvalidParameter, UnknownModel, UnsupportedModel
 from app.imaging.patch import Patch
 from app.main import open_resources
 from app.obb.boxes import enclose, to_corners
@@ -96,11 +95,6 @@ async def test_later_step_is_about_the_objects_of_an_earlier_one(worker: Runner)
     assert found.require("colours") is colours
 
 
-async def test_without_objects_later_steps_answer_nothing(worker: Runner) -> None:
-    found = await worker.run({"things": THINGS, "colours": COLOURS}, png(blank()))
-    assert [(len(step.results), len(step.objects), step.error) for step in found.steps.values()] == [(1, 0, None), (0, 0, None)]
-
-
 async def test_best_objects_of_some_classes_are_cropped(worker: Runner) -> None:
     one, blue = {"max_crops": 1}, {"classes": ["blue"]}
     for limits, objects, truncated in ((one, [0], True), (blue | one, [1], False), ({"classes": ["blue", "0"]}, [0, 1], False)):
@@ -136,19 +130,6 @@ async def test_objects_are_aligned_by_their_landmarks(worker: Runner) -> None:
     # The other one is higher than wide in no place: equal scales leave white above and below.
     assert quarters(blue)[2].mean() > 0.95
     assert (quarters(blue)[0] > 0).all()
-
-
-async def test_oriented_boxes_are_straightened(worker: Runner) -> None:
-    step = {"of": "things", "crop": "corners"}
-    found = await worker.run(
-        {
-            "things": {"model": "oriented"},
-            "colours": {"model": "bytes_to_logits", **step},
-            "vectors": {"model": "embedding", **step},
-        }
-    )
-    assert names(found.steps["colours"].results) == ["red", "blue"]
-    assert_allclose(quarters(found.steps["vectors"].results[1]).mean(axis=(1, 2)), [0, 0, 1], atol=0.1)
 
 
 async def test_objects_that_are_certainly_upside_down_are_turned(worker: Runner) -> None:
@@ -189,7 +170,6 @@ async def test_objects_in_objects_lie_in_the_image(worker: Runner) -> None:
         ({"last": {"model": "missing"}}, UnknownModel, "no such model"),
         ({"last": {**COLOURS, "model": "lying"}}, InvalidModelOutput, "lying"),
         ({"last": {**COLOURS, "classes": ["bleu"]}}, InvalidParameter, "blue"),
-        ({"last": {**COLOURS, "crop": "corners"}}, UnsupportedModel, "six_columns finds no corners"),
         (
             {"first": {"model": "faces_detection"}, "last": {**VECTORS, "of": "first", "crop": "landmarks"}},
             UnsupportedModel,
@@ -211,38 +191,6 @@ async def test_step_that_fails_leaves_the_answers_of_others(
     with pytest.raises(kind, match=detail):
         found.require("last")
     assert names(found.require("colours").results) == ["red", "blue"]
-
-
-async def test_cascade_of_which_nothing_is_left_fails(worker: Runner) -> None:
-    with pytest.raises(UnknownModel):
-        await worker.run({"things": {"model": "missing"}, "colours": COLOURS, "lying": {"model": "lying"}})
-    with pytest.raises(InvalidImage):
-        await worker.run({"things": THINGS}, SCENE[:60])
-
-
-@pytest.fixture
-async def routed(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> AsyncIterator[Runner]:
-    """A worker with routes, of which one has a canary, and one a shadow."""
-    assert triton.poll() is None
-    file = tmp_path / "routes.toml"
-    canary = 'canary = { to = "two_versions:2", share = 0.5 }'
-    shadow = 'shadow = { to = "six_columns", share = 1 }'
-    file.write_text(f'[boxes]\nto = "two_versions:1"\n{shadow}\n[shared]\nto = "two_versions:1"\n{canary}')
-    own = msgspec.structs.replace(settings, model="six_columns", routes_file=str(file))
-    async with open_resources(own) as (_, pipeline, metrics):
-        yield Runner(pipeline, metrics)
-
-
-async def test_step_may_name_a_route_that_answers_about_all_parts_by_the_same_model(routed: Runner) -> None:
-    """Otherwise the canary would get every second one. A shadow gets files only: parts of images cannot be kept for it."""
-    steps = {"things": {"model": "boxes"}, "colours": COLOURS}
-    inner = {"model": "shared", "of": "things", "margin": 0.2}
-    own = {"own": {**inner, "model": "boxes"}, "inner": inner, "again": {**inner, "margin": 0.3}}
-    found = await routed.run({**steps, **own})
-    assert [result.version for name in ("things", "own") for result in found.steps[name].results] == ["1"] * 3
-    assert names(found.steps["colours"].results) == ["red", "blue"]
-    versions = [result.version for name in ("inner", "again") for result in found.require(name).results]
-    assert (len(versions), len({*versions})) == (4, 1)
 
 
 async def test_crossed_cascades_never_wait_for_each_other(settings: Settings, triton: EmbeddedTriton) -> None:

@@ -4,20 +4,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import onnxruntime
 import pytest
-from google.protobuf import json_format, text_format
 from numpy.typing import NDArray
-from tritonclient.grpc import model_config_pb2
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE, from_yolo, suppress
 from app.detection.outputs import decode_outputs
-from app.detection.select import select, to_suppression
 from app.errors import InvalidImage, InvalidModelOutput
 from app.model.anchors import anchor_grid, count_anchors
 from app.model.heads import DetectionHead, OutputFormat
 from app.model.spec import ModelSpec, from_triton_config
-from tests.fakes import models
 
 Outputs = dict[str, NDArray[Any]]
 
@@ -136,32 +131,6 @@ def test_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
         assert found.class_ids.tolist() == [1]
     empty = decode_outputs(spec, {name: np.zeros_like(tensor)})
     assert (empty.boxes.shape, empty.scores.shape, empty.class_ids.shape) == ((0, 4), (0,), (0,))
-
-
-REAL = models.models()
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head", "decoded_head", "rtdetr"],
-)
-def test_each_format_of_a_real_network(name: str) -> None:
-    network, parameters = REAL[name]
-    text = text_format.Parse(models.config(name, network, parameters), model_config_pb2.ModelConfig())
-    spec = from_triton_config(json_format.MessageToDict(text, preserving_proto_field_name=True), "1")
-    canvas = np.full((models.SIDE, models.SIDE, 3), 255, np.uint8)
-    canvas[20:60, 10:50], canvas[30:120, 70:100] = (255, 0, 0), (0, 0, 255)
-    planes = np.moveaxis(canvas if spec.channels == "RGB" else canvas[:, :, ::-1], 2, 0) / spec.scale
-
-    session = onnxruntime.InferenceSession(network.SerializeToString(), providers=["CPUExecutionProvider"])
-    answers = session.run(list(spec.output_names), {spec.input_name: planes[None].astype(spec.dtype)})
-    found = decode_outputs(spec, dict(zip(spec.output_names, answers, strict=True)))
-    suppression = to_suppression(None, spec.expect_head(DetectionHead), is_agnostic=False)
-    found = select(found, confidence=0.5, class_ids=None, suppression=suppression)
-
-    assert [spec.class_name(id_) for id_ in found.class_ids] == ["red", "blue"]
-    assert found.boxes == pytest.approx(np.array([[10, 20, 50, 60], [70, 30, 100, 120]]), abs=0.1)
-    assert found.scores == pytest.approx(np.array([0.9, 0.8]), abs=0.01)
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)

@@ -1,4 +1,4 @@
-"""What classifiers, and models of oriented boxes, poses, faces and vectors, have found."""
+"""What classifiers, and models of oriented boxes, poses and faces, have found."""
 
 import math
 from typing import Any
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from app.classification.outputs import decode_outputs, rank
 from app.detection.nms import Candidates
-from app.embedding.outputs import similarity
-from app.errors import InvalidImage, InvalidModelOutput
+from app.errors import InvalidModelOutput
 from app.imaging.transform import ImageTransform
 from app.model.heads import ClassificationHead
 from app.model.spec import ModelSpec, from_triton_config
@@ -70,12 +69,6 @@ def test_invalid_scores_are_rejected(spec: ModelSpec, tensor: NDArray[Any], mess
     with pytest.raises(InvalidModelOutput) as caught:
         decode_outputs(spec, {"o": tensor})
     assert message in caught.value.detail
-
-
-def test_image_that_a_classifier_could_not_decode_is_rejected() -> None:
-    spec = msgspec.structs.replace(LOGITS, tells_decoded=True)
-    with pytest.raises(InvalidImage):
-        decode_outputs(spec, {"o": np.zeros((1, 3), np.float32), "decoded": np.array([[0]], np.int32)})
 
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=50), st.integers(1, 60), st.floats(0, 1))
@@ -160,11 +153,3 @@ def test_quality_of_a_face_falls_with_detail_and_turn(eyes: float, nose: float, 
     scores = np.array([0.8], np.float32)
     for seen in (points, points @ np.array([[0.8, 0.6], [-0.6, 0.8]], np.float32)):
         assert rate_faces(seen, scores) == pytest.approx([quality], abs=1e-5)
-
-
-@pytest.mark.parametrize(("distance", "expected"), [(0, 1), (0.2, 0.8), (0.4, 0.6), (1, 0), (2, 0)])
-def test_similarity_of_vectors_follows_their_distance(distance: float, expected: float) -> None:
-    angle = 2 * np.arcsin(distance / 2)
-    one, other = np.array([1, 0], np.float32), np.array([np.cos(angle), np.sin(angle)], np.float32)
-
-    assert similarity(one, other, 0.4) == pytest.approx(expected, abs=1e-6)

@@ -190,23 +190,6 @@ async def test_hanging_image_holds_up_nobody_else_until_it_is_late(world: World,
         assert await waiting == []
 
 
-async def test_another_worker_takes_over(world: World, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not take the address while the first one has it, which ZMQ would allow for a path."""
-    address = f"ipc://{tmp_path}/zmq"
-    log = captured_log(monkeypatch, listener)
-    with listening(world, address) as first:
-        await eventually(lambda: len(log) == 1)
-        with listening(world, address):
-            detector = connect(address)
-            await asyncio.sleep(0.1)
-            assert await detector.detect() == [FOUND]
-            assert len(log) == 1
-            first.cancel()
-            await eventually(lambda: len(log) == 2)
-            assert await connect(address).detect() == [FOUND]
-            assert await detector.detect() == [FOUND]
-
-
 async def test_listener_waits_for_its_address_and_not_for_triton(
     world: World, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

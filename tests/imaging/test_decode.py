@@ -1,12 +1,12 @@
-"""Decoding: pixels of every format, mode and orientation, also at a reduced size."""
+"""Decoding: pixels of every format, mode and orientation, also at a reduced size; and damaged files of every format."""
 
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
 from io import BytesIO
-from typing import Any
-from unittest.mock import Mock
+from random import Random
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -14,10 +14,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from app.errors import InvalidImage
+from app.imaging import tiff
 from app.imaging.decode import decode, estimate_decoding, max_decode_bytes
-from app.imaging.header import PixelLimits, count_pixels, read_header
+from app.imaging.header import PixelLimits, read_header
 from tests.imaging.samples import (
-    AVIF,
     GREY,
     GREY_ALPHA,
     HEIC,
@@ -33,7 +34,7 @@ from tests.imaging.samples import (
     store,
     to_rgb,
 )
-from tests.support import ROOT
+from tests.support import ROOT, sample_image
 
 GREY_BLOCKS = PIXELS[:, :, 0]
 BLOCKS, PALETTE = Image.fromarray(PIXELS), Image.fromarray(PIXELS).quantize(8)
@@ -174,22 +175,6 @@ def test_decoding_takes_no_more_memory_than_estimated(
     assert estimate <= max_decode_bytes(most, len(data) if header.tiff else 0)
 
 
-LZW = cv2.imencode(".tiff", PIXELS, [cv2.IMWRITE_TIFF_COMPRESSION, cv2.IMWRITE_TIFF_COMPRESSION_LZW])[1].tobytes()
-
-
-@pytest.mark.parametrize("data", [AVIF, HEIC, LZW], ids=["AVIF", "HEIC", "LZW"])
-def test_memory_of_an_image_that_is_decoded_apart_is_reserved_before(data: bytes) -> None:
-    reserved: list[int] = []
-    header = read_header(data, limits(MEGA), reserved.append)
-    pixels = count_pixels(data, limits(MEGA))
-
-    assert estimate_decoding(header, (1, 1)) == ((32, 16), 0)
-    assert reserved == [pixels * (32 if data is AVIF else 16) + 3 * len(data)]
-    assert reserved[0] == max_decode_bytes(PixelLimits(0, pixels * (2 if data is AVIF else 1)), len(data))
-    with pytest.raises(MemoryError):
-        read_header(data, limits(MEGA), Mock(side_effect=MemoryError))
-
-
 def gradient(width: int, height: int) -> NDArray[np.uint8]:
     """Draw a gradient, which looks the same at every size."""
     across = np.linspace(0, 255, width, dtype=np.uint8)
@@ -234,3 +219,83 @@ def test_upright_jpeg_alone_is_decoded_into_memory_of_its_size() -> None:
         assert (pixels is out) == ((name, orientation, size) == ("JPEG", 1, (16, 32)))
         assert pixels is out or (out == 7).all()
         np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=6)
+
+
+CAT = Image.open(BytesIO(sample_image("chelsea.jpg"))).convert("RGB").resize((150, 100))
+END_BYTES = 20
+"""At the end of a file, marks of the end and padding: an image may be whole without them."""
+
+
+class Format(NamedTuple):
+    """A file, and the least percentages of those with each kind of damage that are refused."""
+
+    whole: bytes
+    cut: int = 100
+    gap: int = 100
+    zeroed: int = 0
+    flipped: int = 0
+    times: int = 50
+    """How many are damaged; less where each takes a process."""
+    zeros_are_pixels: bool = False
+    """Whether zeros may be pixels of one colour."""
+
+
+def encode_jpeg(mode: str, *, progressive: bool = False) -> bytes:
+    return encode(CAT.convert(mode), "JPEG", progressive=progressive, subsampling=-1)
+
+
+def encode_tiff(compression: int) -> bytes:
+    """Encode a TIFF of several strips, whose directory precedes them."""
+    options = [cv2.IMWRITE_TIFF_COMPRESSION, compression, cv2.IMWRITE_TIFF_ROWSPERSTRIP, 16]
+    data = cv2.imencode(".tiff", np.asarray(CAT)[:, :, ::-1], options)[1].tobytes()
+    return tiff.rewrite(data, tiff.read_header(data))
+
+
+FILES = {
+    "JPEG": Format(encode_jpeg("RGB"), zeroed=20),
+    "JPEG, progressive": Format(encode_jpeg("RGB", progressive=True), gap=90, zeroed=20),  # it may end between two scans
+    "JPEG, CMYK": Format(encode_jpeg("CMYK"), zeroed=20),
+    "PNG": Format(encode(CAT, "PNG"), zeroed=100, flipped=100),
+    "WebP, lossless": Format(encode(CAT, "WEBP")),
+    "GIF": Format(encode(CAT, "GIF"), gap=90, zeroed=90),
+    "BMP": Format(encode(CAT, "BMP"), zeros_are_pixels=True),
+    "TIFF": Format(encode_tiff(1), zeros_are_pixels=True),
+    "TIFF, Deflate": Format(encode_tiff(8), zeroed=100, flipped=100),
+    "TIFF, LZW": Format(encode_tiff(5), zeroed=90, times=10),
+    "AVIF": Format(encode(CAT, "AVIF"), zeroed=100, flipped=100, times=10),
+    "HEIC": Format(HEIC, times=10),
+}
+
+
+def damaged(data: bytes, damage: str, random: Random) -> bytes:
+    if damage == "cut":
+        return data[: random.randrange(40, len(data) - END_BYTES)]
+    # Half of the pixels precede, not the boxes of an AVIF or HEIC.
+    at = random.randrange(max(len(data) // 2, data.find(b"mdat") + 8), len(data) - END_BYTES)
+    if damage == "gap":
+        return data[:at] + data[-END_BYTES // 2 :]
+    if damage == "zeroed":
+        length = len(data[at : at + random.choice([16, 300, 2000])])
+        return data[:at] + bytes(length) + data[at + length :]
+    return data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["cut", "gap", "zeroed", "flipped"])
+def test_damaged_file_is_refused_as_far_as_its_damage_is_seen(name: str, damage: str) -> None:
+    tested = FILES[name]
+    shape = pixels_of(tested.whole).shape
+    random = Random(29)  # noqa: S311 - not a secret
+    refused = 0
+    for _ in range(tested.times):
+        data = damaged(tested.whole, damage, random)
+        if name == "JPEG" and len(data) > len(tested.whole) // 2:
+            assert decode(read_header(data, limits(MEGA)), (1, 1), allows_truncated=True).size
+        try:
+            pixels = pixels_of(data)
+        except InvalidImage:
+            refused += 1
+            continue
+        assert pixels.shape == shape
+        assert tested.zeros_are_pixels or np.ptp(pixels[-1])
+    assert refused * 100 >= tested.times * getattr(tested, damage)

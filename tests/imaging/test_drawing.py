@@ -60,8 +60,8 @@ def test_frame_lies_on_the_edge_of_its_box_and_its_label_above() -> None:
     assert changed.sum() == (rows.max() - rows.min() + 1) * (columns.max() - columns.min() + 1)
 
 
-@pytest.mark.parametrize("shape", ["frame", "masks", "corners", "keypoints"])
 @given(
+    shape=st.sampled_from(["frame", "masks", "corners", "keypoints"]),
     size=st.tuples(st.integers(1, 400), st.integers(1, 400)),
     boxes=st.lists(st.tuples(*[st.floats(-50, 450, width=32)] * 4, st.integers(0, 200)), max_size=12),
 )
@@ -77,14 +77,11 @@ def test_any_boxes_can_be_drawn(shape: str, size: tuple[int, int], boxes: list[A
     assert (pixels[~near] == GREY).all()
 
 
-def test_labels_at_the_edge_stay_inside_and_hide_neither_each_other_nor_small_objects() -> None:
+def test_labels_at_the_edge_stay_inside_and_do_not_hide_each_other() -> None:
     for box in ((600, 0, 640, 30), (635, 475, 640, 480), (0, 0, 640, 480)):
         assert count_white(drawn(box)) == count_white(drawn((200, 200, 230, 210))) > 0
     one, three = (drawn(*[(300 + i, 200 + i, 330, 230) for i in range(n)], class_ids=[0] * n) for n in (1, 3))
     assert count_white(three) > 2.5 * count_white(one)
-
-    pixels = drawn((300, 200, 330, 230), (300, 188, 312, 199))
-    assert (pixels[192:196, 304:308] == GREY).all()
 
 
 def test_mask_is_filled_and_has_a_contour() -> None:
@@ -123,37 +120,23 @@ def test_keypoints_are_dots_of_different_colours() -> None:
         assert (pixels[130:140, 130:140] == GREY).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        *((name, name) for name in ("traffic light", "自転車", "Пешеход", "a?b")),
-        *((name, "class 3") for name in (" \n", "\N{CAT FACE}", "العربية", "\ud800")),
-        ("\x00\x1b[31mcar", "[31mcar"),
-        ("e\u0301te\u0301", "\xe9t\xe9"),
-        ("x" * 1000, "x" * 40 + "…"),
-    ],
-)
-def test_name_is_one_short_line_in_a_script_that_can_be_drawn(name: str, shown: str) -> None:
-    assert readable_name(name, 3) == shown
-
-
 @given(st.text(max_size=50), st.integers(6, 80), st.integers(1, 500), st.integers(1, 200))
-def test_label_fits(name: str, text_size: int, max_width: int, max_height: int) -> None:
+def test_label_is_one_line_that_can_be_drawn_and_fits(name: str, text_size: int, max_width: int, max_height: int) -> None:
     label = fit(readable_name(name, 1), "0.50", text_size, max_width, max_height)
     if label is not None:
         assert (label.width <= max_width, label.height <= max_height) == (True, True)
         assert render(label, (230, 25, 75)).shape == (label.height, label.width, 3)
+    assert readable_name("\x00\x1b[31mcar" + "x" * 1000, 3) == "[31mcar" + "x" * 33 + "…"
+    assert [readable_name(given, 3) for given in ("自転車", "العربية", "\ud800")] == ["自転車", "class 3", "class 3"]
     texts = [fit("fire hydrant", "0.87", 12, width, 100) for width in (200, 100, 40, 20)]
     assert [found and found.text for found in texts] == ["fire hydrant 0.87", "fire hydr… 0.87", "0.87", None]
 
 
-MARKS = Marks(np.array([[2, 3, 20, 14]], np.float32), np.array([0.5], np.float32), np.array([1], np.int32), ["red"])
-NOTHING = Marks(MARKS.boxes[:0], MARKS.scores[:0], MARKS.class_ids[:0], [])
+NOTHING = Marks(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int32), [])
 
 
-def pictured(data: bytes, marks: Marks = NOTHING, picture_type: PictureType = "image/png") -> NDArray[np.uint8]:
-    picture = draw_picture(read_header(data, limits(MEGA)), marks, picture_type)
-    with Image.open(BytesIO(picture)) as image:
+def pictured(data: bytes, picture_type: PictureType = "image/png") -> NDArray[np.uint8]:
+    with Image.open(BytesIO(draw_picture(read_header(data, limits(MEGA)), NOTHING, picture_type))) as image:
         assert Image.MIME[image.format or ""] == picture_type
         return np.asarray(image)
 
@@ -166,17 +149,16 @@ def test_image_of_any_format_keeps_its_colours(image_format: str) -> None:
     assert np.abs(pictured(data, picture_type="image/jpeg").astype(int) - PIXELS).mean() < 3
 
 
-@pytest.mark.parametrize("picture_type", get_args(PictureType))
 @pytest.mark.parametrize(("mode", "colours"), [("RGB", b"RGB "), ("L", b"GRAY")])
-def test_colour_profile_of_a_jpeg_stays_if_it_can_be_applied(picture_type: PictureType, mode: str, colours: bytes) -> None:
+def test_colour_profile_of_a_jpeg_stays_if_it_can_be_applied(mode: str, colours: bytes) -> None:
     """The picture is RGB. Pillow here does not read profiles; one with its defaults does."""
     profile = (bytes(range(16)) + colours + bytes(108)) * 99  # only as good as its colour space
     data = encode(Image.fromarray(PIXELS).convert(mode), "JPEG", icc_profile=profile)
-    picture = draw_picture(read_header(data, limits(MEGA)), MARKS, picture_type)
     read = "import sys; from PIL import Image; sys.stdout.buffer.write(Image.open(sys.stdin.buffer).info.get('icc_profile') or b'')"
-    done = subprocess.run([sys.executable, "-c", read], input=picture, capture_output=True, check=True)
-
-    assert done.stdout == (profile if mode == "RGB" else b"")
+    for picture_type in get_args(PictureType):
+        picture = draw_picture(read_header(data, limits(MEGA)), NOTHING, picture_type)
+        done = subprocess.run([sys.executable, "-c", read], input=picture, capture_output=True, check=True)
+        assert done.stdout == (profile if mode == "RGB" else b"")
 
 
 @pytest.mark.parametrize(
@@ -188,5 +170,5 @@ def test_thumbnail_is_a_part_shrunk_to_its_longer_side_but_never_enlarged(box: t
     pixels[:, :200] = (255, 0, 0)
     picture = Image.open(BytesIO(to_thumbnail(pixels, 200, box)))
     assert (picture.format, picture.size) == ("JPEG", size)
-    red, _, blue = picture.getpixel((size[0] - 1, size[1] - 1))  # type: ignore[misc]  # of RGB
+    red, _, blue = np.asarray(picture)[-1, -1]
     assert (blue > 200, red < 50) == (True, True)

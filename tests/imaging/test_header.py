@@ -174,29 +174,6 @@ def test_jpeg_tells_its_size_however_late_but_not_beyond_its_first_scan() -> Non
     assert count_pixels(HEIC, LIMITS) == 64 * 64
 
 
-def test_tiff_that_repeats_its_size_costs_nothing() -> None:
-    """The first of equal tags counts."""
-    long = struct.pack("<HHLL", 257, 3, 20_000, 8 + 2 + 12 * 511 + 4) * 511
-    data = b"II*\0" + struct.pack("<LH", 8, 511) + long + bytes(40_004)
-    with peak_below(10_000):
-        assert count_pixels(data, LIMITS) == 0
-
-    entries = [(256, 30), (257, 20)] + [(256, 1), (257, 1)] * 100
-    tags = b"".join(struct.pack("<HHLL", name, 4, 1, value) for name, value in entries)
-    assert count_pixels(b"II*\0" + struct.pack("<LH", 8, len(entries)) + tags, LIMITS) == 600
-
-
-def test_pixels_count_within_the_limits() -> None:
-    """A small file has few pixels, unless it has another format; what will be rejected has none."""
-    for size, name, behind, pixels in (
-        ((300, 200), "JPEG", b"", 0),
-        ((1000, 1000), "PNG", b"", 1_000_000),
-        ((1001, 1000), "PNG", b"", 0),
-        ((2001, 1000), "JPEG", FILL, 0),
-    ):
-        assert count_pixels(encode(Image.new("L", size), name) + behind, LIMITS) == pixels
-
-
 def block(*entries: tuple[int, int, bytes], order: str = "<", at: int = 8) -> bytes:
     """Write a TIFF block with one directory of entries (tag, type, value), at this offset."""
     magic = b"II*\0" if order == "<" else b"MM\0*"

@@ -70,16 +70,13 @@ def test_cascade_is_written_replaced_and_removed(writable: Repository, capsys: p
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (PLATES, "", "plates.toml: Object missing required field `steps`"),
         ('"six_columns"', f'"six_columns:{"9" * 5000}"', "[steps.plate] Expected `str` matching regex"),
         ("margin = 0.1", f"margin = {'[' * 100_000}", "plates.toml: maximum recursion depth exceeded"),
         (PLATES, "#" * (1 << 20) + "#", "plates.toml: longer than 1 MiB"),
         ('"six_columns"', '"six_rows"', "[steps.plate] model: neither"),
         ('"six_columns"', '"six_columns:3"', "a Triton elsewhere has six_columns:3"),
-        ("steps.text", "steps.mask", "[steps.mask] the answer has a field of this name"),
         ('"red"', '"rod"', "[steps.text] classes: six_columns has no class rod; did you mean red?"),
         ("margin = 0.1", 'crop = "corners"', "[steps.text] crop: six_columns is a detector, whose objects have no corners"),
-        ("margin = 0.1", 'crop = "landmarks"', "stretched_columns has no `landmarks` in its config, and six_columns finds none"),
         ('"six_columns"', '"sorter"', "[steps.plate] model: sorter is a classifier, which finds no objects"),
     ],
 )

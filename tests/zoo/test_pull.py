@@ -261,13 +261,3 @@ def test_file_that_cannot_be_composed_or_is_not_the_expected_one_is_refused(
     for digest, message in ((hashlib.sha256(data).hexdigest(), f"^{path}"), ("0" * 64, "is not the expected file")):
         with refused(repository, message):
             pull("tiny", IN_WHEEL, repository, source=path, sha256=digest)
-
-
-def test_repository_that_cannot_be_written_is_an_error(repository: Repository, network: Path) -> None:
-    path = repository.path / "tiny"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("in the way", encoding="utf-8")
-
-    with pytest.raises(CommandError, match=r"^/.+: .+$"):
-        pull("tiny", IN_WHEEL, repository, source=network)
-    assert path.read_text(encoding="utf-8") == "in the way"
