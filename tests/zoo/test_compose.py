@@ -1,7 +1,6 @@
 """Composed models are valid, and find what the published network finds with a textbook post-processing."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,17 +11,19 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, parser
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from PIL import Image
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE
 from app.zoo import registry
 from app.zoo.compose import compose_model
 from app.zoo.graph import IR_VERSION, OPSET
-from app.zoo.recipe import ClassificationRecipe, DetectionHeadName, DetectionRecipe
+from app.zoo.inference import open_session
+from app.zoo.inference import run as run_model
+from app.zoo.recipe import ClassificationRecipe, DetectionHeadName, DetectionRecipe, ObbRecipe, PoseRecipe, SegmentationRecipe
+from app.zoo.recognize import Options, Unrecognized, recognize
 from tests.support import IMAGES, SHARED
-from tests.zoo.exported import WIDE, exported, head_tensors, parse
-from tests.zoo.textbook import MAX_PAIRS, Detections, Floats, assert_same, objects_of, textbook
+from tests.zoo.exported import FEATURES, WIDE, exported, feature_tensors, head_tensors, parse
+from tests.zoo.textbook import MAX_PAIRS, Detections, Floats, assert_same, objects_of, overlap, textbook
 
 PHOTOS = sorted(IMAGES.glob("*.jpg"))
 MORE_PHOTOS = [pytest.param(path, marks=pytest.mark.system) for path in sorted((SHARED / "images").glob("*.jpg"))]
@@ -66,13 +67,10 @@ def on_canvas(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
     return np.asarray(canvas)
 
 
-def network(
-    head: Floats, takes: str = f"float[1, 3, {SQUARE}, {SQUARE}] images", gives: str = "", opset: int = OPSET
-) -> onnx.ModelProto:
+def network(head: Floats, takes: str = f"float[1, 3, {SQUARE}, {SQUARE}] images") -> onnx.ModelProto:
     """Make a network that returns a head."""
-    other = "output1 = Identity (output0)" if gives else ""
-    text = f"network ({takes}) => (float{[1, *head.shape]} output0 {gives}) {{ output0 = Tile (head, repeats) {other} }}"
-    model = parser.parse_model(f'<ir_version: {IR_VERSION}, opset_import: ["": {opset}]> {text}')
+    text = f"network ({takes}) => (float{[1, *head.shape]} output0) {{ output0 = Tile (head, repeats) }}"
+    model = parser.parse_model(f'<ir_version: {IR_VERSION}, opset_import: ["": {OPSET}]> {text}')
     repeats = np.array([1] * (1 + head.ndim))
     model.graph.initializer.extend(numpy_helper.from_array(*pair) for pair in ((head[None], "head"), (repeats, "repeats")))
     return model
@@ -144,49 +142,6 @@ def test_engine_cache_tells_all_composed_models_apart() -> None:
     assert engine_key(compose_model(network(heads[0]), YOLO)) == keys[0]
 
 
-def test_rows_are_sorted_by_score_and_the_rest_is_zero() -> None:
-    head = yolo_head((50, 50, 20, 20, 0, 0.4), (150, 50, 20, 20, 1, 0.9), (50, 150, 20, 20, 2, 0.6))
-    blank = np.zeros((2, SQUARE, SQUARE, 3), np.uint8)
-    model = session(compose_model(exported({"output0": head}), YOLO))
-    count, boxes, scores, classes = (tensor[0] for tensor in outputs(model, blank))
-
-    assert count == 3
-    assert classes[:3].tolist() == [1, 2, 0]
-    assert scores[:3] == pytest.approx(np.array([0.9, 0.6, 0.4]))
-    assert boxes[:3].tolist() == [[140, 40, 160, 60], [40, 140, 60, 160], [40, 40, 60, 60]]
-    assert not any(tensor[3:].any() for tensor in (boxes, scores, classes))
-    empty = outputs(session(compose_model(exported({"output0": yolo_head()}), YOLO)), blank)
-    assert [tensor.shape for tensor in empty] == [(2, 1), (2, 300, 4), (2, 300), (2, 300)]
-    assert not any(tensor.any() for tensor in empty)
-
-
-@pytest.mark.parametrize(
-    ("second", "classes"),
-    [
-        pytest.param((50, 50, 20, 20, 1, 0.8), [1], id="same class, same place"),
-        pytest.param((50, 50, 20, 20, 2, 0.8), [1, 2], id="another class, same place"),
-        pytest.param((57, 50, 20, 20, 1, 0.8), [1, 1], id="same class, overlap 0.48"),
-        pytest.param((56, 50, 20, 20, 1, 0.8), [1], id="same class, overlap 0.54"),
-        pytest.param((150, 50, 20, 20, 1, MIN_SCORE), [1], id="at the floor"),
-        pytest.param((150, 50, 20, 20, 1, MIN_SCORE + 0.001), [1, 1], id="above the floor"),
-    ],
-)
-def test_box_that_covers_a_better_one_of_its_class_is_dropped(
-    second: tuple[float, float, float, float, int, float], classes: list[int]
-) -> None:
-    assert answer(yolo_head((50, 50, 20, 20, 1, 0.9), second)).classes.tolist() == classes
-
-
-def test_anchor_stands_for_its_best_class_or_for_each_above_the_floor() -> None:
-    head = yolo_head((50, 50, 20, 20, 1, 0.9))
-    head[4:, 0] = MIN_SCORE, 0.9, 0.8
-
-    assert answer(head).classes.tolist() == [1]
-    found = answer(head, multi_label=True)
-    assert found.classes.tolist() == [1, 2]
-    assert len(np.unique(found.boxes, axis=0)) == 1
-
-
 def test_best_objects_are_kept_if_there_are_more_than_rows() -> None:
     objects = [(6 + 12 * (i % 20), 6 + 12 * (i // 20), 10.0, 10.0, i % 3, 0.1 + 0.002 * i) for i in range(400)]
     found = answer(yolo_head(*objects))
@@ -208,8 +163,8 @@ def test_candidates_are_limited_before_suppression() -> None:
 
 @pytest.mark.parametrize(
     ("properties", "kept_batch"),
-    [({}, None), ({"half": True}, None), ({"symbolic": True, "batch": 1}, None), ({"batch": 1}, 1)],
-    ids=["plain", "FP16", "symbolic shapes and a batch of one", "batch of one, kept"],
+    [({"half": True}, None), ({"symbolic": True, "batch": 1}, None), ({"batch": 1}, 1)],
+    ids=["FP16", "symbolic shapes and a batch of one", "batch of one, kept"],
 )
 @pytest.mark.parametrize("head", ["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"])
 def test_every_head_is_decoded_as_in_a_textbook(
@@ -226,29 +181,21 @@ def test_every_head_is_decoded_as_in_a_textbook(
     objects = objects_of(tensors, recipe)
     assert len(objects.scores) > 20
     assert [tensor.shape[1] for tensor in outputs(session(model), images)] == [1, 300, 300, 300]  # as configs say
+    count, *columns = outputs(session(model), images)
+    assert not any(tensor[:, count[0, 0] :].any() for tensor in columns)
     for found in detect(session(model), images):
         assert_same(found, objects)
         assert found.scores.tolist() == sorted(found.scores, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("head", "recipe"),
-    [
-        *((head, {"box_units": "normalized"}) for head in ("yolo", "yolov5", "end_to_end")),
-        *((head, {"floor": 0.0}) for head in ("yolo", "rtdetr")),
-    ],
-)
-def test_boxes_may_be_fractions_and_the_floor_may_be_lower(head: DetectionHeadName, recipe: dict[str, Any]) -> None:
-    own = DetectionRecipe(size=WIDE, head=head, iou=0.5, **recipe)
+@pytest.mark.parametrize("head", ["yolo", "yolov5", "end_to_end"])
+def test_boxes_may_be_fractions(head: DetectionHeadName) -> None:
+    own = DetectionRecipe(size=WIDE, head=head, iou=0.5, box_units="normalized")
     tensors = head_tensors(head)
-    if "floor" in recipe:
-        (scores,) = (tensor[4:] if head == "yolo" else tensor[:, 4:] for tensor in tensors.values())
-        scores *= MIN_SCORE
     (found,) = run(compose_model(exported(tensors, WIDE), own), size=WIDE)
 
     assert len(found.scores) > 20
-    if "floor" not in recipe:
-        assert_same(found, objects_of(tensors, own))
+    assert_same(found, objects_of(tensors, own))
 
 
 @pytest.mark.parametrize(("classes", "found"), [(None, [1, 0]), (2, [1, 0]), (3, [2, 1, 0])])
@@ -261,74 +208,16 @@ def test_query_may_be_of_several_classes(classes: int | None, found: list[int]) 
     assert seen.classes.tolist() == found
 
 
-def reshaped(sizes: Sequence[int], batch: int | str) -> onnx.ModelProto:
-    """Make a network that reshapes a head before it returns it."""
+@pytest.mark.parametrize(("sizes", "batch"), [((1, 7, ANCHORS), 1), ((1, 7, -1), 1), ((-1, 7, ANCHORS), "batch")])
+def test_batch_of_one_is_made_dynamic(sizes: Sequence[int], batch: int | str) -> None:
+    """In a network that reshapes a head before it returns it."""
     model = exported({"flat": [7 * ANCHORS]}, batch=batch)
     model.graph.node.append(helper.make_node("Reshape", ["flat", "sizes"], ["output0"]))
     model.graph.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), "sizes"))
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("output0", TensorProto.FLOAT, [batch, 7, ANCHORS]))
-    return model
 
-
-@pytest.mark.parametrize(("sizes", "batch"), [((1, 7, ANCHORS), 1), ((1, 7, -1), 1), ((-1, 7, ANCHORS), "batch")])
-def test_batch_of_one_is_made_dynamic(sizes: Sequence[int], batch: int | str) -> None:
-    model = session(compose_model(reshaped(sizes, batch), YOLO))
-
-    assert outputs(model, np.zeros((3, SQUARE, SQUARE, 3), np.uint8))[0].shape == (3, 1)
-
-
-def test_batch_that_cannot_be_made_dynamic_can_be_kept() -> None:
-    """Two dimensions may also be those of a grid, so they stay."""
-    network = reshaped((1, 7 * ANCHORS), 1)
-    network.graph.node[-1].output[0] = "row"
-    network.graph.node.append(helper.make_node("Reshape", ["row", "last"], ["output0"]))
-    network.graph.initializer.append(numpy_helper.from_array(np.array([1, 7, ANCHORS]), "last"))
-    blank = np.zeros((1, SQUARE, SQUARE, 3), np.uint8)
-
-    with pytest.raises(Fail):
-        outputs(session(compose_model(deepcopy(network), YOLO)), blank.repeat(2, axis=0))
-    assert outputs(session(compose_model(network, YOLO, batch=1)), blank)[0].shape == (1, 1)
-
-
-def test_network_that_cannot_be_converted_is_to_be_exported_again() -> None:
-    network = exported({"output0": [7, ANCHORS]})
-    network.graph.node[0].op_type = "Upsample"
-    network.opset_import[0].version = 9
-    with pytest.raises(ValueError, match=r"^it cannot be converted to opset 17: export it again with opset=17$"):
-        compose_model(network, YOLO)
-
-
-@pytest.mark.parametrize("opset", [13, 17, 22])
-def test_opset_is_that_of_the_network_or_the_oldest_supported(opset: int) -> None:
-    model = compose_model(network(yolo_head((50, 50, 20, 20, 1, 0.9)), opset=opset), YOLO)
-    (found,) = run(model)
-
-    assert [entry.version for entry in model.opset_import] == [max(OPSET, opset)]
-    assert model.ir_version == IR_VERSION
-    assert found.boxes.tolist() == [[40, 40, 60, 60]]
-
-
-@pytest.mark.parametrize(
-    ("published", "recipe", "message"),
-    [
-        *(
-            (network(yolo_head(), f"{takes} images"), YOLO, "input")
-            for takes in ("float[1, 3]", "float[1, 256, 256, 3]", "float[1, 3, 320, 320]", "double[1, 3, 256, 256]")
-        ),
-        (network(yolo_head(), "float[1, 3, 256, 256] images, float[1] other"), YOLO, "expected 1 input .*, found 2 and 1"),
-        (network(yolo_head(), gives=f", float[1, 7, {ANCHORS}] output1"), YOLO, "expected 1 input .*, found 1 and 2"),
-        *(
-            (network(np.zeros(shape, np.float32)), YOLO, "is not a yolo head")
-            for shape in ((ANCHORS,), (7, ANCHORS, 1), (4, ANCHORS), (7, 2100))
-        ),
-        (network(yolo_head()), msgspec.structs.replace(YOLO, head="yolox"), "is not a yolox head"),
-    ],
-)
-def test_network_that_does_not_fit_the_recipe_is_rejected(
-    published: onnx.ModelProto, recipe: DetectionRecipe, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        compose_model(published, recipe)
+    found = outputs(session(compose_model(model, YOLO)), np.zeros((3, SQUARE, SQUARE, 3), np.uint8))
+    assert found[0].shape == (3, 1)
 
 
 MEANS = "network (float[1, 3, 64, 64] images) => ({}) {{ output = ReduceMean <axes = [2, 3], keepdims = 0> (images) }}"
@@ -346,7 +235,96 @@ def test_classes_have_probabilities_and_channels_their_own_mean_and_deviation(
     assert probabilities == pytest.approx(np.array([expected]), abs=1e-4)
 
 
-@pytest.mark.parametrize("output", ["float[1, 3, 1, 1] output", "float[1, 1] output", "float[1, n] output"])
-def test_classifier_has_a_number_for_each_class(output: str) -> None:
-    with pytest.raises(ValueError, match="is not a number for each class"):
-        compose_model(parse(MEANS.format(output)), LOGITS)
+Array = NDArray[Any]
+IOU = 0.5
+NAMES = {0: "a", 1: "b", 2: "c"}
+OUTPUTS = {"segmentation": "det_masks", "pose": "det_keypoints", "obb": "det_angles"}
+RECIPES: dict[str, Any] = {
+    "segmentation": SegmentationRecipe(size=WIDE, head="yolo", prototypes=(5, 32, 64)),
+    "pose": PoseRecipe(size=WIDE, head="yolo", keypoints=(2, 3), keypoint_names=("nose", "tail")),
+    "obb": ObbRecipe(size=WIDE, head="yolo"),
+}
+
+
+def probabilistic_overlap(one: Array, other: Array) -> float:
+    """Return 1 - the Hellinger distance of two rotated boxes (5,) cx cy w h angle, which stand for normal distributions."""
+    covariances = []
+    for _, _, width, height, angle in (one, other):
+        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        covariances.append(turn @ np.diag([width**2, height**2]) / 12 @ turn.T)
+    middle, apart = sum(covariances) / 2, one[:2] - other[:2]
+    distance = apart @ np.linalg.inv(middle) @ apart / 8
+    distance += np.log(np.linalg.det(middle) / np.sqrt(np.prod([np.linalg.det(covariance) for covariance in covariances]))) / 2
+    return float(1 - np.sqrt(1 - np.exp(-distance)))
+
+
+def decoded(task: str, head: str, table: NDArray[Any]) -> tuple[Array, NDArray[np.intp], Array]:
+    """Return boxes (n, 4) x1 y1 x2 y2, classes and columns (box, features) of the objects in a head, by descending score."""
+    rows: Array = table.astype(np.float64) if head == "end_to_end" else table.T.astype(np.float64)
+    if head == "end_to_end":
+        boxes, scores, classes, features = rows[:, :4], rows[:, 4], rows[:, 5].astype(int), rows[:, 6:]
+    else:
+        boxes, scores, classes, features = rows[:, :4], rows[:, 4:7].max(axis=1), rows[:, 4:7].argmax(axis=1), rows[:, 7:]
+    order = np.argsort(-scores, kind="stable")  # as TopK: scores of FP16 may be equal
+    order = order[scores[order] > MIN_SCORE]
+    turned = np.hstack([boxes, features])
+    if head == "yolo" or task == "obb":
+        boxes = np.hstack([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2])
+    kept: list[int] = []
+    for position, row in enumerate(order):
+        better = [other for other in (order[:position] if task == "obb" else kept) if classes[other] == classes[row]]
+        if head == "end_to_end":
+            overlaps = []
+        elif task == "obb":
+            overlaps = [probabilistic_overlap(turned[row], turned[other]) for other in better]
+        else:
+            overlaps = list(overlap(boxes[row], boxes[better]))
+        if max(overlaps, default=0) <= IOU:
+            kept.append(row)
+    return boxes[kept], classes[kept], features[kept]
+
+
+@pytest.mark.parametrize("properties", [{"half": True}, {"symbolic": True, "batch": 1}])
+@pytest.mark.parametrize("head", ["yolo", "end_to_end"])
+@pytest.mark.parametrize("task", list(FEATURES))
+def test_features_are_those_of_their_object(task: str, head: str, properties: dict[str, Any]) -> None:
+    tensors = feature_tensors(task, head)
+    if properties.get("half"):
+        tensors = {name: tensor.astype(np.float16) for name, tensor in tensors.items()}
+    network = exported(tensors, WIDE, names=NAMES, **FEATURES[task], **properties)
+    recipe, labels, shapes, *_ = recognize(network, Options(iou=IOU))
+    found = run_model(
+        open_session(compose_model(network, recipe, shapes=shapes)), {"image": np.zeros((2, *WIDE[::-1], 3), np.uint8)}
+    )
+    boxes, classes, features = decoded(task, head, tensors["output0"])
+
+    assert (recipe.head, labels) == (head, tuple(NAMES.values()))
+    assert head == "end_to_end" or recipe == msgspec.structs.replace(RECIPES[task], iou=IOU)
+    assert len(boxes) > 20
+    for image in range(2):
+        count, rows = len(boxes), found[OUTPUTS[task]][image]
+        assert found["num_dets"][image] == count
+        assert found["det_classes"][image, :count].tolist() == classes.tolist()
+        np.testing.assert_allclose(found["det_boxes"][image, :count], boxes, rtol=1e-5, atol=1e-3)
+        np.testing.assert_allclose(rows.reshape(300, -1)[:count], features, rtol=1e-5)
+        assert rows.shape[1:] == {"segmentation": (5,), "pose": (2, 3), "obb": ()}[task]
+        assert not rows[count:].any()
+        if task == "segmentation":
+            assert found["prototypes"].dtype == np.float16
+            np.testing.assert_allclose(found["prototypes"][image], tensors["output1"], atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("task", "metadata", "options", "message"),
+    [
+        ("pose", {"kpt_shape": [3, 3]}, {}, "do not fit a known head for pose"),
+        ("pose", {"kpt_shape": [1, 6]}, {}, "does not say `kpt_shape`"),
+        ("obb", {"task": "depth"}, {}, "is a model for the task 'depth'; these can be served: detection, classification, "),
+        ("obb", {}, {"box_units": "normalized"}, "cannot be served so: box_units is for detectors"),
+    ],
+)
+def test_user_is_told_what_is_wrong(task: str, metadata: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    network = exported(feature_tensors(task, "yolo"), WIDE, **{"names": NAMES, **FEATURES[task], **metadata})
+
+    with pytest.raises(Unrecognized, match=message):
+        recognize(network, Options(**options))

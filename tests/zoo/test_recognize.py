@@ -1,19 +1,28 @@
-"""What is recognised of exported networks, and what the user is asked."""
+"""What is recognised of exported networks, what the user is asked, and networks whose task has to be named."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from numpy.typing import NDArray
+from onnx import helper
 
+from app.imaging.fit import canvas_size, fit_for
+from app.model.spec import ModelSpec
 from app.model.triton_config import ScoreKind
+from app.zoo import registry
 from app.zoo.compose import compose_model
-from app.zoo.recipe import ClassificationRecipe, DetectionHeadName, DetectionRecipe
+from app.zoo.recipe import ClassificationRecipe, DetectionHeadName
 from app.zoo.recognize import Options, Unrecognized, recognize
+from app.zoo.repository import Repository
+from tests.zoo import adding
 from tests.zoo.exported import exported, parse
 
 ANCHORS = 1344
-"""At 256 x 256 pixels; 1360 with a stride of 64, and 5440 with one of 4."""
+"""At 256 x 256 pixels; 1360 with a stride of 64."""
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 ULTRALYTICS = {"task": "detect", "stride": 32, "imgsz": [256, 256]}
 
@@ -32,19 +41,13 @@ def one(*shape: int) -> Shapes:
     ("outputs", "metadata", "head"),
     [
         (one(7, ANCHORS), {"names": names(3)}, "yolo"),
-        (one(7, 1360), {"names": names(3)}, "yolo"),
-        (one(7, 5440), {"names": names(3)}, "yolo"),
         (one(3 * ANCHORS, 8), {"names": names(3), "stride": 32}, "yolov5"),
-        (one(3 * ANCHORS, 6), {"names": names(1)}, "yolov5"),
         (one(1360, 8), {"names": names(3)}, "yolov5"),
         (one(300, 6), {"names": names(80)}, "end_to_end"),
-        (one(300, 6), {**ULTRALYTICS, "names": names(2), "end2end": True}, "end_to_end"),
         (one(300, 6), {**ULTRALYTICS, "names": names(2), "args": {"nms": True}}, "end_to_end"),
         (one(300, 6), {**ULTRALYTICS, "names": names(2), "head": "RTDETRDecoder"}, "rtdetr_topk"),
-        (one(300, 84), {"names": names(80)}, "rtdetr"),
         (one(300, 7), {**ULTRALYTICS, "names": names(3)}, "rtdetr"),
         ({"labels": (300, 4), "dets": (300, 4)}, {"names": names(3)}, "rfdetr"),
-        ({"labels": (300, 91), "dets": (300, 4)}, {"names": names(91)}, "rfdetr"),
     ],
 )
 def test_head_is_that_of_the_shape_and_the_names(outputs: Shapes, metadata: dict[str, Any], head: str) -> None:
@@ -63,8 +66,6 @@ def test_head_is_that_of_the_shape_and_the_names(outputs: Shapes, metadata: dict
     ("outputs", "metadata", "heads"),
     [
         pytest.param(one(ANCHORS, 8), {"names": names(3)}, ["yolov5", "yolox"], id="decoded or not"),
-        pytest.param(one(300, 6), {"names": names(2)}, ["end_to_end", "rtdetr"], id="six columns, two classes"),
-        pytest.param(one(300, 6), {**ULTRALYTICS, "names": names(80)}, ["end_to_end", "rtdetr_topk"], id="corners or centres"),
         pytest.param(
             one(300, 6), {**ULTRALYTICS, "names": names(2)}, ["end_to_end", "rtdetr", "rtdetr_topk"], id="and two classes"
         ),
@@ -81,15 +82,6 @@ def test_ambiguous_head_is_asked(outputs: Shapes, metadata: dict[str, Any], head
         assert recipe.head == head
 
 
-def test_labels_decide_where_shapes_collide() -> None:
-    """84 columns are also the anchors of an input of 64 x 64 pixels, and 84 rows the channels of 80 classes."""
-    square = exported(one(84, 84), (64, 64))
-
-    assert recognize(square, Options(labels=tuple(names(80).values()))).recipe.head == "yolo"
-    with pytest.raises(Unrecognized, match=r"say --head yolov5 or --head yolox$"):
-        recognize(square, Options(labels=tuple(names(79).values())))
-
-
 def test_yolox_takes_its_usual_pixels_unless_told_otherwise() -> None:
     network = exported(one(ANCHORS, 8))
     options = {"head": "yolox", "labels": ("a", "b", "c")}
@@ -101,20 +93,11 @@ def test_yolox_takes_its_usual_pixels_unless_told_otherwise() -> None:
     assert {name: getattr(recipe, name) for name in said} == said
 
 
-@pytest.mark.parametrize(
-    ("size", "metadata", "said", "expected"),
-    [
-        ((256, 128), {}, None, (256, 128)),
-        ((256, 128), {"imgsz": [640, 640]}, (256, 128), (256, 128)),
-        (("width", "height"), {"imgsz": [128, 256]}, None, (256, 128)),
-        (("width", "height"), {"imgsz": [640, 640]}, (256, 128), (256, 128)),
-    ],
-)
-def test_size_is_the_fixed_one_or_the_users_or_the_exporters(
-    size: tuple[int | str, int | str], metadata: dict[str, Any], said: tuple[int, int] | None, expected: tuple[int, int]
-) -> None:
-    network = exported(one(20, 6), size, symbolic=True, **metadata)
-    assert recognize(network, Options(size=said, labels=("a",))).recipe.size == expected
+def test_size_is_the_fixed_one_or_the_users_or_the_exporters() -> None:
+    fixed, variable = (256, 128), ("width", "height")
+    for size, exporter, said in ((fixed, [640, 640], fixed), (variable, [128, 256], None), (variable, [640, 640], fixed)):
+        network = exported(one(20, 6), size, symbolic=True, imgsz=exporter)
+        assert recognize(network, Options(size=said, labels=("a",))).recipe.size == fixed
 
 
 @pytest.mark.parametrize(
@@ -150,24 +133,14 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
     ("network", "options", "message"),
     [
         (exported(one(7, ANCHORS), ("w", "h")), {}, "say --size 640, or --size 640x384"),
-        (exported(one(7, ANCHORS)), {"size": (320, 256)}, "takes 256 x 256 pixels: leave out --size"),
         (exported(one(7, ANCHORS), batch=8), {}, "takes only batches of 8 images"),
         (exported(one(7, ANCHORS)), {}, "does not name 3 classes: say --labels a,b,c or --labels names.txt"),
-        (exported(one(300, 6)), {}, "does not name its classes: say --labels"),
         (exported(one(7, ANCHORS), names=names(80)), {}, "has 3 classes, not 80: say --labels a,b,c"),
-        (exported({"dets": (9, 4), "labels": (9, 91)}), {"labels": ("a",)}, "has 90 or 91 classes, not 1: "),
         (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
-        (exported(one(1000)), {"head": "yolo"}, "do not fit --head yolo"),
-        (exported(one(0, 6)), {"head": "rtdetr_topk", "labels": ("a",)}, r"output0 \(0, 6\) .* do not fit --head rtdetr_topk"),
         (exported(one(20, 21504)), {}, "do not fit a known head"),
-        (exported({"a": (300, 4), "b": (300, 80)}), {}, "do not fit a known head"),
-        (exported(one(7, ANCHORS)), {"labels": ("a", "b", "c"), "scale": 0.0}, "cannot be served so: .*scale"),
         (onnx.ModelProto(), {}, "cannot be loaded: "),
-        (same("float[1, 1, 64, 64]"), {}, r"images tensor\(float\) \[1, 1, 64, 64\], but must take one"),
         (same("float[1, 64, 64, 3]"), {}, "must take one image"),
-        (same("uint8[1, 3, 64, 64]"), {}, r"FP32 or FP16 \(batch, 3, height, width\)"),
         (same("float[1, 3, 64, 64]", "float[1] other"), {}, "images .* and other "),
-        (same(VARIABLE, made="Squeeze", of="int64[1] shape = {0}"), SMALL, "outputs without the dimension of the batch"),
         (same(VARIABLE, made="Reshape", of="int64[2] shape = {1, 7}"), SMALL, "does not run with 64 x 64 pixels"),
     ],
 )
@@ -178,9 +151,125 @@ def test_user_is_told_what_to_do(network: onnx.ModelProto, options: dict[str, An
     assert "\n" not in str(caught.value)
 
 
-def test_published_network_is_recognised(networks: dict[str, Path]) -> None:
-    recipe, labels, shapes, *_ = recognize(onnx.load(networks["yolo11n"]), Options())
+def test_registry_of_the_project_is_valid() -> None:
+    entries = registry.load()
 
-    assert recipe == DetectionRecipe(size=(640, 640), head="yolo")
-    assert (len(labels), labels[0]) == (80, "person")
-    assert shapes == one(84, 8400)
+    assert "yolo11n" in entries
+    for entry in entries.values():
+        assert [entry.url, entry.wheel, entry.npm].count(None) == 2
+        assert bool(entry.member) != bool(entry.url)
+        assert entry.recipe.architecture or entry.file_name.endswith(".onnx")
+    assert [*registry.select(entries, "ocr")] == ["ocr_detection", "ocr_direction", "ocr_recognition"]
+
+
+NETWORKS = {
+    "text_detection": """
+        map (float[batch, 3, height, width] x) => (float[batch, 1, height, width] y) {
+            grey = ReduceMean <axes = [1]> (x)
+            y = Sigmoid (grey)
+        }""",
+    "text_recognition": """
+        read (float[batch, 3, 48, width] x) => (float[batch, steps, 5] y) {
+            parts = AveragePool <kernel_shape = [48, 8], strides = [48, 8]> (x)
+            rows = Constant <value_ints = [2]> ()
+            colours = Squeeze (parts, rows)
+            steps = Transpose <perm = [0, 2, 1]> (colours)
+            missing = Constant <value_ints = [0, 0, 1, 0, 0, 1]> ()
+            logits = Pad (steps, missing)
+            y = Softmax <axis = 2> (logits)
+        }""",
+    "embedding": """
+        describe (float[batch, 3, 64, 64] x) => (float[batch, 3] y) {
+            mean = GlobalAveragePool (x)
+            y = Flatten (mean)
+        }""",
+}
+CHARACTERS = ("a", "b", "\u3000")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "repository")
+
+
+def added(task: str, repository: Repository, *, network: str | None = None, **options: str) -> ModelSpec:
+    """Add a network, and return its spec."""
+    model = parse(NETWORKS[network or task])
+    helper.set_model_props(model, {"character": "\n".join(CHARACTERS)})
+    adding.added(model, repository, task=task, **options)
+    return adding.spec_of(repository)
+
+
+def run(repository: Repository, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    """Run the composed model with images UINT8 (batch, height, width, 3)."""
+    session = onnxruntime.InferenceSession(repository.path / "doors/1/model.onnx", providers=["CPUExecutionProvider"])
+    found: list[NDArray[Any]] = session.run(None, {"image": images})
+    return found
+
+
+def size_for(spec: ModelSpec, width: int, height: int) -> tuple[int, int]:
+    """Return the size of the canvas for an image of this size."""
+    fit = fit_for(spec)
+    return canvas_size(fit, fit.fit(width, height))
+
+
+def noise(*shape: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+
+def test_map_of_text_has_the_size_of_the_image(repository: Repository) -> None:
+    """Each probability is rounded to a part of 255, so that more than 0.3 is more than 76 of it."""
+    spec = added("text_detection", repository)
+    images = noise(2, 96, 160, 3)
+    (found,) = run(repository, images)
+    normalized = images[..., ::-1] / 127.5 - 1
+
+    assert (spec.head.task, spec.labels, spec.output_names) == ("text_detection", (), ("text_map",))
+    assert size_for(spec, 500, 1000) == (736, 1472)
+    assert found.dtype == np.uint8
+    assert found.shape == (2, 96, 160)
+    probability = 1 / (1 + np.exp(-normalized.mean(axis=3)))
+    assert np.abs(found - 255 * probability).max() <= 0.51
+    clear = np.abs(probability - 0.3) > 1e-5
+    assert ((found > 76) == (probability > 0.3))[clear].all()
+
+
+def test_line_of_text_has_a_class_and_a_score_for_each_step(repository: Repository) -> None:
+    """The blank is before the characters, a space after them; a Chinese space is a character of the file."""
+    spec = added("text_recognition", repository)
+    images = np.full((2, 48, 320, 3), 127, np.uint8)
+    images[0, :, :8] = 0, 0, 255
+    images[1, :, 8:16] = 255, 0, 0
+    classes, scores = run(repository, images)
+
+    assert spec.labels == ("", *CHARACTERS, " ")
+    assert (spec.head.task, spec.output_names, spec.widths, spec.pad) == (
+        *("text_recognition", ("classes", "scores")),
+        *((160, 320, 480, 640, 960, 1280), 127),
+    )
+    assert size_for(spec, 400, 100) == (320, 48)
+    assert (str(classes.dtype), str(scores.dtype), classes.shape, scores.shape) == ("int32", "float32", (2, 40), (2, 40))
+    assert [spec.labels[number] for number in (classes[0, 0], classes[1, 1])] == ["a", "\u3000"]  # blue is first
+    assert scores[0, 0] == pytest.approx(np.e / (np.e + 2 + 2 / np.e), abs=1e-5)
+
+
+def test_vector_of_an_image(repository: Repository) -> None:
+    spec = added("embedding", repository, mean="0,0,0", std="1,1,1")
+    images = noise(3, 64, 64, 3)
+
+    assert (spec.head.task, spec.head.description, spec.resize) == ("embedding", "vector of 3 values", "stretch")
+    assert run(repository, images)[0] == pytest.approx(images.mean(axis=(1, 2)) / 255, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "network", "options", "message"),
+    [
+        ("embedding", "text_detection", {"size": "64"}, r"has the outputs y \(1, 64, 64\), which are not those of a network for"),
+        ("text_recognition", None, {"labels": "a,b"}, "has 5 classes, not those of 2 characters: say --labels FILE"),
+    ],
+)
+def test_network_of_another_task_is_refused(
+    repository: Repository, task: str, network: str | None, options: dict[str, str], message: str
+) -> None:
+    with adding.refused(repository, message):
+        added(task, repository, network=network, **options)

@@ -50,14 +50,9 @@ def test_failure_in_the_sandbox_is_one_sentence(monkeypatch: pytest.MonkeyPatch,
         sandbox.run(work, str)
 
 
-def test_result_is_returned() -> None:
-    assert sandbox.run(lambda: {"a": (1, 2)}, dict[str, tuple[int, int]]) == {"a": (1, 2)}
-    assert sandbox.run(lambda: "x" * 1_000_000, str) == "x" * 1_000_000
-
-
 def test_hostile_networks_are_added_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sandbox, "_SECONDS", 2.0)
-    reasons = {kind: add_hostile(content, Repository(tmp_path)) for kind, content in hostile(10)}
+    reasons = {kind: add_hostile(content, Repository(tmp_path)) for kind, content in hostile(8)}
     assert reasons["endless"] == "the check of the file takes more than 2 s"
     assert all(reasons[kind] for kind in ("claiming", "expanding", "nested"))
     assert "does not run on blank images" in reasons["limited"]
