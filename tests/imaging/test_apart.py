@@ -4,14 +4,12 @@ import os
 import signal
 import struct
 import subprocess
-from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
-import PIL
 import psutil
 import pytest
 from numpy.typing import NDArray
@@ -19,7 +17,6 @@ from PIL import Image
 
 from app.errors import GatewayFull, InvalidImage
 from app.imaging.apart import Decoders, find_size
-from tests.browser import running_browser
 from tests.imaging.samples import AVIF, HEIC, NOISE, PIXELS, encode
 
 
@@ -39,19 +36,16 @@ def check_blocks(pixels: NDArray[np.uint8]) -> None:
     np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=3)
 
 
-def test_pixels_are_upright(decoders: Decoders) -> None:
+def test_pixels_are_upright_and_rgb(decoders: Decoders) -> None:
     """The size is that of the image, not of its tile."""
     check_blocks(decoders.decode(AVIF, "AVIF"))
     check_blocks(decoders.decode(HEIC, "HEIC"))
+    for mode in ("RGBA", "L"):
+        file = cv2.imencode(".avif", np.asarray(Image.new(mode, (40, 30), "white")))[1].tobytes()
+        np.testing.assert_allclose(decoders.decode(file, "AVIF"), np.full((30, 40, 3), 255), atol=3)
 
 
-def test_single_pillow_is_installed() -> None:
-    """Either pillow-simd or Pillow, which `pi-heif` declares and which has the same files."""
-    packages = [package for name in ("pillow", "pillow-simd") for package in metadata.distributions(name=name)]
-    assert [package.version for package in packages] == [PIL.__version__]
-
-
-@pytest.mark.parametrize(("turns", "axis"), [(0, None), (1, 0), (2, 1), (3, None)])
+@pytest.mark.parametrize(("turns", "axis"), [(1, 0), (2, 1), (3, None)])
 def test_rotation_and_mirroring_of_an_avif_are_applied(decoders: Decoders, turns: int, axis: int | None) -> None:
     """First the rotation, then the mirroring, as MIAF has it. Source: ISO/IEC 23008-12, 6.5.10 and 6.5.12."""
     at = AVIF.index(b"irot") + 4
@@ -89,48 +83,21 @@ def with_aperture(data: bytes, properties: int, aperture: tuple[int, ...]) -> by
 
 
 CORNER = (16, 1, 8, 1, 0, 2, -24, 2)
-"""The upper quarter of the image as it is stored, 16 x 32 pixels: size, and distance of the centres, as fractions."""
 MIDDLE = (8, 1, 8, 1, 0, 1, 0, 1)
-NONE = [MIDDLE, (31, 2, 8, 1, -1, 4, -12, 1), (16, 0, 8, 1, 0, 2, -24, 2), (0, 1, 8, 1, -8, 1, -12, 1), (16, 1, 40, 1, 0, 1, 4, 1)]
-"""Apertures in another place, not of whole pixels, and that are invalid."""
+INVALID = (16, 1, 40, 1, 0, 1, 4, 1)
+"""Size, and distance of the centres, as fractions; the corner is the upper quarter of the image as it is stored, 16 x 32 pixels."""
 
 
-SHOWN = """async (url) => {
-  const image = new Image();
-  image.src = url;
-  await image.decode();
-  const context = new OffscreenCanvas(image.naturalWidth, image.naturalHeight).getContext("2d");
-  context.drawImage(image, 0, 0);
-  const { width, height, data } = context.getImageData(0, 0, image.naturalWidth, image.naturalHeight);
-  return [width, height, Array.from(data)];
-}"""
-
-
-async def test_avif_is_cropped_as_chromium_shows_it(decoders: Decoders) -> None:
-    """To an aperture in its corner, before it is turned; Chromium ignores other apertures."""
-    async with running_browser() as browser:
-        page = await browser.new_page()
-        for aperture in (CORNER, *NONE):
-            data = with_aperture(AVIF, 5, aperture)
-            width, height, shown = await page.evaluate(SHOWN, f"data:image/avif;base64,{b64encode(data).decode()}")
-            pixels = np.reshape(shown, (height, width, 4))[:, :, :3]
-            np.testing.assert_allclose(decoders.decode(data, "AVIF").astype(int), pixels, atol=3)
-            assert (aperture == CORNER) == (width == 8)
-
-
-def test_heic_is_cropped_to_any_aperture(decoders: Decoders) -> None:
-    whole = decoders.decode(HEIC, "HEIC")
-    for aperture, expected in ((CORNER, whole[:, 24:]), (MIDDLE, whole[4:12, 12:20])):
-        np.testing.assert_array_equal(decoders.decode(with_aperture(HEIC, 3, aperture), "HEIC"), expected)
-
-
-def test_image_has_no_more_pixels_than_its_boxes_say(decoders: Decoders) -> None:
-    """An AVIF is scaled to them; in a HEIC, another box has the size, too."""
-    avif, heic = (data.replace(struct.pack(">LL", *find_size(data)), struct.pack(">LL", 16, 16)) for data in (AVIF, HEIC))
-
-    assert decoders.decode(avif, "AVIF").shape == (16, 16, 3)
-    with pytest.raises(InvalidImage):
-        decoders.decode(heic, "HEIC")
+def test_image_is_cropped_to_its_aperture(decoders: Decoders) -> None:
+    """Before it is turned. As Chromium shows it, an AVIF is cropped only to an aperture in its corner."""
+    for data, name, properties, middle in ((AVIF, "AVIF", 5, False), (HEIC, "HEIC", 3, True)):
+        whole = decoders.decode(data, name)
+        corner, other, invalid = (
+            decoders.decode(with_aperture(data, properties, aperture), name) for aperture in (CORNER, MIDDLE, INVALID)
+        )
+        np.testing.assert_allclose(corner.astype(int), whole[:, 24:], atol=3)
+        np.testing.assert_array_equal(other, whole[4:12, 12:20] if middle else whole)
+        np.testing.assert_array_equal(invalid, whole)
 
 
 def test_large_frame_behind_a_small_size_is_invalid(decoders: Decoders) -> None:
@@ -138,9 +105,11 @@ def test_large_frame_behind_a_small_size_is_invalid(decoders: Decoders) -> None:
     large = cv2.imencode(".avif", np.zeros((3000, 4000, 3), np.uint8), [cv2.IMWRITE_AVIF_SPEED, 10])[1].tobytes()
     small = large.replace(struct.pack(">LL", 4000, 3000), struct.pack(">LL", 64, 48))
     assert decoders.decode(large, "AVIF").shape == (3000, 4000, 3)
-
     with pytest.raises(InvalidImage, match="more memory or time"):
         decoders.decode(small, "AVIF")
+    heic = HEIC.replace(struct.pack(">LL", *find_size(HEIC)), struct.pack(">LL", 16, 16))  # in another box, there is another size
+    with pytest.raises(InvalidImage):
+        decoders.decode(heic, "HEIC")
     check_blocks(decoders.decode(AVIF, "AVIF"))
 
 
@@ -176,18 +145,8 @@ def test_program_ignores_signals_to_its_group_and_is_replaced_when_it_dies() -> 
 
 
 def test_program_that_cannot_start_makes_the_gateway_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise BlockingIOError
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=BlockingIOError))
     decoders = Decoders()
     with pytest.raises(GatewayFull, match="cannot run another process"):
         decoders.decode(AVIF, "AVIF")
     decoders.close()
-
-
-def test_avif_with_alpha_or_without_colours_becomes_rgb(decoders: Decoders) -> None:
-    for mode in ("RGBA", "L"):
-        pixels = np.asarray(Image.new(mode, (40, 30), "white"))
-        file = cv2.imencode(".avif", pixels)[1].tobytes()
-        np.testing.assert_allclose(decoders.decode(file, "AVIF"), np.full((30, 40, 3), 255), atol=3)

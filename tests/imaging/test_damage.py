@@ -52,18 +52,15 @@ def encode_tiff(compression: int) -> bytes:
 
 FILES = {
     "JPEG": Format(encode_jpeg("RGB"), zeroed=20),
-    "JPEG, grey": Format(encode_jpeg("L"), zeroed=20, zeros_are_pixels=True),
     "JPEG, progressive": Format(encode_jpeg("RGB", progressive=True), gap=90, zeroed=20),  # it may end between two scans
     "JPEG, CMYK": Format(encode_jpeg("CMYK"), zeroed=20),
     "PNG": Format(encode(CAT, "PNG"), zeroed=100, flipped=100),
-    "WebP": Format(encode(CAT, "WEBP", lossless=False)),
     "WebP, lossless": Format(encode(CAT, "WEBP")),
     "GIF": Format(encode(CAT, "GIF"), gap=90, zeroed=90),
     "BMP": Format(encode(CAT, "BMP"), zeros_are_pixels=True),
     "TIFF": Format(encode_tiff(1), zeros_are_pixels=True),
     "TIFF, Deflate": Format(encode_tiff(8), zeroed=100, flipped=100),
     "TIFF, LZW": Format(encode_tiff(5), zeroed=90, times=10),
-    "TIFF, PackBits": Format(encode_tiff(32773), zeroed=50, zeros_are_pixels=True, times=10),
     "AVIF": Format(encode(CAT, "AVIF"), zeroed=100, flipped=100, times=10),
     "HEIC": Format(HEIC, times=10),
 }
@@ -91,7 +88,7 @@ def test_damaged_file_is_refused_as_far_as_its_damage_is_seen(name: str, damage:
     refused = 0
     for _ in range(tested.times):
         data = damaged(tested.whole, damage, random)
-        if name in {"JPEG", "JPEG, grey"} and len(data) > len(tested.whole) // 2:
+        if name == "JPEG" and len(data) > len(tested.whole) // 2:
             assert decode(read_header(data, limits(MEGA)), (1, 1), allows_truncated=True).size
         try:
             pixels = pixels_of(data)
@@ -101,15 +98,3 @@ def test_damaged_file_is_refused_as_far_as_its_damage_is_seen(name: str, damage:
         assert pixels.shape == shape
         assert tested.zeros_are_pixels or np.ptp(pixels[-1])
     assert refused * 100 >= tested.times * getattr(tested, damage)
-
-
-def test_gif_of_several_frames_has_all_of_the_first() -> None:
-    data = encode(CAT, "GIF", save_all=True, append_images=[CAT.transpose(Image.Transpose.FLIP_TOP_BOTTOM)])
-    with Image.open(BytesIO(data)) as file:
-        blocks = [file.tile[0].offset]
-    while data[blocks[-1]]:
-        blocks.append(blocks[-1] + 1 + data[blocks[-1]])
-
-    for block in blocks[:-1]:
-        with pytest.raises(InvalidImage):
-            pixels_of(data[:block] + data[blocks[-1] :])

@@ -1,12 +1,9 @@
 """Decoding: pixels of every format, mode and orientation, also at a reduced size."""
 
 import pickle
-import random
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from io import BytesIO
 from typing import Any
 from unittest.mock import Mock
@@ -14,29 +11,23 @@ from unittest.mock import Mock
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from app.errors import GatewayError, InvalidImage
 from app.imaging.decode import decode, estimate_decoding, max_decode_bytes
-from app.imaging.header import ImageHeader, PixelLimits, count_pixels, read_header
+from app.imaging.header import PixelLimits, count_pixels, read_header
 from tests.imaging.samples import (
     AVIF,
-    FORMATS,
     GREY,
     GREY_ALPHA,
     HEIC,
     MEGA,
     NOISE,
     PIXELS,
-    RGB,
     RGBA,
     encode,
     exif_of,
     limits,
-    peak_below,
     pixels_of,
     png,
     store,
@@ -61,7 +52,7 @@ QUICK = {"PNG": {"compress_level": 1}, "WEBP": {"method": 0, "quality": 0}}
         *((BLOCKS, name, ANIMATION, PIXELS) for name in ("GIF", "WEBP")),
         *((CLEAR, name, {"exact": True}, PIXELS) for name in ("PNG", "WEBP")),
         (Image.fromarray(np.dstack([GREY_BLOCKS, GREY_BLOCKS // 2])), "PNG", {}, to_rgb(GREY_BLOCKS)),
-        *((PALETTE, "PNG", {"transparency": value}, COLOURS) for value in (3, bytes(range(8)))),
+        (PALETTE, "PNG", {"transparency": 3}, COLOURS),
         (PALETTE, "GIF", {"transparency": 3}, COLOURS),
         (Image.new("RGB", (4, 4), (10, 20, 30)), "PNG", {"transparency": (10, 20, 30)}, np.full((4, 4, 3), (10, 20, 30))),
     ],
@@ -88,16 +79,9 @@ def test_jpeg_is_decoded_to_within_its_loss(data: bytes, expected: NDArray[np.ui
     np.testing.assert_allclose(pixels_of(data).astype(int), expected, atol=6)
 
 
-def test_palette_with_alpha_keeps_its_colours() -> None:
-    """No sample file has the mode PA."""
-    image = PALETTE.convert("PA")
-
-    np.testing.assert_array_equal(decode(ImageHeader(b"", image, *image.size, 1), image.size), COLOURS)
-
-
 @pytest.mark.parametrize(
     ("colour", "channels", "width", "height"),
-    [(GREY, 1, 1200, 1001), (GREY_ALPHA, 2, 256, 256), (RGB, 3, 256, 256), (RGBA, 4, 256, 256)],
+    [(GREY, 1, 1200, 1001), (GREY_ALPHA, 2, 256, 256), (RGBA, 4, 256, 256)],
 )
 def test_sixteen_bits_are_scaled(colour: int, channels: int, width: int, height: int) -> None:
     values = np.resize(np.arange(65536, dtype=np.uint16), (height, width, channels))
@@ -111,10 +95,8 @@ def test_sixteen_bits_are_scaled(colour: int, channels: int, width: int, height:
 @pytest.mark.parametrize(
     ("mode", "image_format", "options"),
     [
-        *((mode, "PNG", {}) for mode in ("RGBA", "LA", "1")),
+        *((mode, "PNG", {}) for mode in ("RGBA", "1")),
         ("P", "PNG", {"transparency": bytes(range(60))}),
-        ("P", "BMP", {}),
-        ("RGB", "WEBP", {}),
         ("CMYK", "JPEG", {}),
     ],
 )
@@ -128,25 +110,6 @@ def test_large_image_has_the_pixels_that_pillow_converts(mode: str, image_format
 
     with Image.open(BytesIO(data)) as file:
         np.testing.assert_array_equal(pixels_of(data), np.asarray((image if options else file).convert("RGB")))
-
-
-@pytest.mark.parametrize(("depth", "colour"), [(8, RGB), (16, RGBA), (16, GREY), (1, GREY)])
-def test_decoding_a_large_image_makes_no_whole_copies(depth: int, colour: int) -> None:
-    channels = {GREY: 1, RGB: 3, RGBA: 4}[colour]
-    header = read_header(png(4000, 3000, depth, colour, bytes(4000 * 3000 * channels * depth // 8)), limits(12 * MEGA))
-    with peak_below(4000 * 3000 * 3 + 5_000_000):
-        decode(header, (4000, 3000))
-
-
-@pytest.mark.parametrize("length", [None, -500], ids=["decoded", "truncated"])
-def test_pillows_image_is_released_once_it_is_decoded(length: int | None) -> None:
-    header = read_header(encode(NOISE, "PNG")[:length], limits(MEGA))
-    with suppress(InvalidImage):
-        decode(header, NOISE.size)
-
-    assert header.file is not None
-    with pytest.raises(ValueError, match="closed image"):
-        header.file.getpixel((0, 0))
 
 
 # Decodes each file in a separate process, and prints the memory taken, in bytes.
@@ -181,14 +144,12 @@ def measuring() -> Iterator["subprocess.Popen[bytes]"]:
 @pytest.mark.parametrize(
     ("kind", "options", "min_decode_size", "pixel_bytes"),
     [
-        ("RGB JPEG", {}, (2001, 1501), 3),
         ("RGB JPEG", {}, (2000, 1500), 3 / 4),
         ("RGB JPEG", {"exif": exif_of(6)}, (1500, 2000), 6 / 4),
         ("RGB JPEG", {"progressive": True}, (2000, 1500), 3 / 4 + 8),
         ("CMYK JPEG", {}, (1999, 1499), 7 / 4),
         ("CMYK JPEG", {"progressive": True}, (4000, 3000), 7 + 8),
         ("RGB PNG", {"exif": exif_of(6)}, (1, 1), 7),
-        ("P GIF", {}, (1, 1), 7),
         ("RGB WEBP", {}, (1, 1), 16),
         ("RGB TIFF", {}, (1, 1), 16),
     ],
@@ -229,35 +190,6 @@ def test_memory_of_an_image_that_is_decoded_apart_is_reserved_before(data: bytes
         read_header(data, limits(MEGA), Mock(side_effect=MemoryError))
 
 
-def decode_or_refuse(data: bytes) -> None:
-    """Read and decode a file; only errors of the gateway may be raised."""
-    with warnings.catch_warnings(), suppress(GatewayError):
-        warnings.simplefilter("ignore")
-        header = read_header(data, limits(MEGA))
-        assert decode(header, (header.width, header.height)).shape == (header.height, header.width, 3)
-
-
-@settings(deadline=None)
-@given(
-    st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP", b"GIF89a", b"BM", b"II*\0\x08\0\0\0"]),
-    st.binary(),
-)
-def test_random_bytes_raise_only_gateway_errors(magic: bytes, rest: bytes) -> None:
-    decode_or_refuse(magic + rest)
-
-
-@pytest.mark.parametrize("image_format", FORMATS)
-def test_damaged_files_raise_only_gateway_errors(image_format: str) -> None:
-    data = encode(BLOCKS, image_format, **({} if image_format in {"GIF", "BMP"} else {"exif": exif_of(6)}))
-    chance = random.Random(image_format)  # noqa: S311
-
-    for _ in range(100):
-        damaged = bytearray(data)
-        for _ in range(chance.randint(1, 4)):
-            damaged[chance.randrange(min(len(data), 200))] = chance.choice((0, 1, 0x7F, 0xFF, chance.randrange(256)))
-        decode_or_refuse(bytes(damaged))
-
-
 def gradient(width: int, height: int) -> NDArray[np.uint8]:
     """Draw a gradient, which looks the same at every size."""
     across = np.linspace(0, 255, width, dtype=np.uint8)
@@ -268,13 +200,10 @@ def gradient(width: int, height: int) -> NDArray[np.uint8]:
 @pytest.mark.parametrize("orientation", [1, 3, 6, 7])
 def test_large_jpeg_is_decoded_upright_at_a_reduced_size(orientation: int) -> None:
     data = encode(Image.fromarray(store(gradient(4000, 3000), orientation)), "JPEG", exif=exif_of(orientation))
-    for min_decode_size in ((600, 450), (1000, 400), (200, 750)):
-        header = read_header(data, limits(12 * MEGA))
-        pixels = decode(header, min_decode_size)
+    for min_decode_size in ((600, 450), (1000, 400)):
+        pixels = decode(read_header(data, limits(12 * MEGA)), min_decode_size)
 
-        assert header[2:5] == (4000, 3000, orientation)
         assert pixels.shape == (750, 1000, 3)
-        assert pixels.flags.c_contiguous
         np.testing.assert_allclose(pixels.astype(int), gradient(1000, 750), atol=6)
 
 
@@ -284,10 +213,10 @@ def test_large_jpeg_is_decoded_upright_at_a_reduced_size(orientation: int) -> No
         *(
             (encode(Image.new(mode, (1600, 1200)), "JPEG"), least, size)
             for mode in ("RGB", "CMYK")
-            for least, size in (((801, 600), (1600, 1200)), ((800, 600), (800, 600)), ((1, 1), (200, 150)))
+            for least, size in (((801, 600), (1600, 1200)), ((800, 600), (800, 600)))
         ),
         (encode(Image.new("RGB", (1600, 1200)), "MPO", save_all=True, append_images=[NOISE]), (600, 450), (800, 600)),
-        *((encode(NOISE, image_format), (24, 18), NOISE.size) for image_format in ("PNG", "WEBP", "BMP", "GIF")),
+        (encode(NOISE, "PNG"), (24, 18), NOISE.size),
     ],
 )
 def test_jpeg_alone_is_reduced_but_never_below_what_is_needed(
@@ -296,20 +225,12 @@ def test_jpeg_alone_is_reduced_but_never_below_what_is_needed(
     assert decode(read_header(data, limits(2 * MEGA)), min_decode_size).shape[1::-1] == size
 
 
-@pytest.mark.parametrize(
-    ("image_format", "orientation", "size"),
-    [("JPEG", 1, (16, 32)), ("JPEG", 1, (17, 32)), ("JPEG", 3, (16, 32)), ("JPEG", 6, (32, 16)), ("PNG", 1, (16, 32))],
-    ids=["upright", "another size", "upside down", "sideways", "not a JPEG"],
-)
-def test_upright_jpeg_alone_is_decoded_into_memory_of_its_size(image_format: str, orientation: int, size: tuple[int, int]) -> None:
-    data = encode(Image.fromarray(store(PIXELS, orientation)), image_format, exif=exif_of(orientation))
-    out = np.full((*size, 3), 7, np.uint8)
+def test_upright_jpeg_alone_is_decoded_into_memory_of_its_size() -> None:
+    for name, orientation, size in (("JPEG", 1, (16, 32)), ("JPEG", 1, (17, 32)), ("JPEG", 3, (16, 32)), ("PNG", 1, (16, 32))):
+        data = encode(Image.fromarray(store(PIXELS, orientation)), name, exif=exif_of(orientation))
+        out = np.full((*size, 3), 7, np.uint8)
+        pixels = decode(read_header(data, limits(MEGA)), (32, 16), out)
 
-    pixels = decode(read_header(data, limits(MEGA)), (32, 16), out)
-
-    if (image_format, orientation, size) == ("JPEG", 1, (16, 32)):
-        assert pixels is out
-    else:
-        assert not np.may_share_memory(pixels, out)
-        assert (out == 7).all()
-    np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=6)
+        assert (pixels is out) == ((name, orientation, size) == ("JPEG", 1, (16, 32)))
+        assert pixels is out or (out == 7).all()
+        np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=6)

@@ -1,17 +1,17 @@
 """Headers: format and size, and images that are rejected because of their headers."""
 
-import random
 import struct
 import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
-from PIL.GifImagePlugin import GifImageFile
+from PIL import ExifTags, Image
 
 from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
 from app.imaging import apart
-from app.imaging.header import MAX_ASPECT, MAX_SIDE, PixelLimits, count_pixels, identify, read_header
+from app.imaging.decode import decode
+from app.imaging.exif import read_orientation
+from app.imaging.header import MAX_SIDE, PixelLimits, count_pixels, identify, read_header
 from tests.imaging.samples import (
     FORMATS,
     GREY,
@@ -20,6 +20,7 @@ from tests.imaging.samples import (
     NOISE,
     PIXELS,
     encode,
+    exif_of,
     hostile_tags,
     limits,
     peak_below,
@@ -34,39 +35,19 @@ FILL = bytes(1 << 14)
 """Appended to a JPEG, so that `count_pixels` does not ignore it as a small one."""
 
 
-@pytest.mark.parametrize("segment", [b"\xff\xe1%bExif\0\0%b", b"\xff\xe2%bMPF\0%b"], ids=["EXIF", "MPF"])
-def test_pillow_does_not_parse_the_blocks_of_a_jpeg(segment: bytes) -> None:
-    """Each tag claims the whole block. Pillow opens this JPEG because it is CMYK."""
-    data, tags = encode(Image.new("CMYK", (32, 16)), "JPEG"), hostile_tags()
+def test_pillow_parses_no_blocks_that_claim_much() -> None:
+    """Each tag of a JPEG's block claims the whole block, and a PNG's chunks would take many times their size."""
+    data, tags, segment = encode(Image.new("CMYK", (32, 16)), "JPEG"), hostile_tags(), b"\xff\xe2%bMPF\0%b"
     length = len(segment % (b"", tags)).to_bytes(2)
     with peak_below(5_000_000):
         assert pixels_of(data[:2] + segment % (length, tags) + data[2:]).shape == (16, 32, 3)
-
-
-@pytest.mark.parametrize(
-    "chunk",
-    [
-        png_chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1_000_000))),
-        png_chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1_000_000))),
-        png_chunk(b"cHRM", bytes(100_000)),
-    ],
-    ids=["text", "profile", "chromaticities"],
-)
-def test_pillow_does_not_parse_the_texts_and_profiles_of_a_png(chunk: bytes) -> None:
-    """The chunks would take many times their size, before the pixels or after them."""
     plain = encode(Image.fromarray(PIXELS), "PNG")
-    for at in (33, plain.index(b"IEND") - 4):
-        with peak_below(800_000):
-            pixels = pixels_of(plain[:at] + chunk + plain[at:])
-
-        np.testing.assert_array_equal(pixels, PIXELS)
-
-
-def test_second_frame_of_a_gif_takes_no_memory() -> None:
-    header = read_header(encode(Image.new("P", (32, 16), 3), "GIF", disposal=2, transparency=0), limits(MEGA))
-
-    assert isinstance(header.file, GifImageFile)
-    assert header.file.dispose is None
+    for name in (b"zTXt", b"iCCP"):
+        chunk = png_chunk(name, b"a\0\0" + zlib.compress(bytes(1_000_000)))
+        for at in (33, plain.index(b"IEND") - 4):
+            with peak_below(800_000):
+                pixels = pixels_of(plain[:at] + chunk + plain[at:])
+            np.testing.assert_array_equal(pixels, PIXELS)
 
 
 def bmp(compression: int, size: int = 40) -> bytes:
@@ -98,17 +79,12 @@ COMMENT = b"\xff" + b"x" * 255
     "data",
     [
         png(MAX_SIDE, 164, 1, GREY),
-        png(1, MAX_ASPECT, 1, GREY),
         png(13000, 13000, 1, GREY),  # Pillow's own limit, at which it would warn, does not count
-        bmp(0),
         scans(10_000, 5_000, 0),
         scans(5_000, 2_000, 80),
         inserted(GIF, FRAME, b"!\xfe" + COMMENT * 4000 + b"\0", 1),
-        inserted(GIF, FRAME, b"!\xfe\x01x\0", 2000),
-        inserted(GIF, FRAME, b"!\x01\0", 5000),
         inserted(PNG, 33, TEXT, 90),
         inserted(PNG, IDAT, png_chunk(b"IDAT"), 15_000),
-        inserted(PNG, IEND, FRAME_DATA, 15_000),
         PNG + TEXT * 200,  # no decoder reads what is after the last chunk
         WEBP + b"ANMF\x03\0\0\0abc\0" * 15_000,
     ],
@@ -124,35 +100,25 @@ def test_file_at_the_limits_is_accepted(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        *(
-            (data, UnsupportedFormat, r"\(JPEG, PNG, WEBP, GIF, BMP, AVIF, HEIC, TIFF\)")
-            for data in (b"", b"GIF", b"RIFF\0\0\0\0WAVE")
-        ),
+        (b"RIFF\0\0\0\0WAVE", UnsupportedFormat, r"\(JPEG, PNG, WEBP, GIF, BMP, AVIF, HEIC, TIFF\)"),
         (b"\0\0\0\x0cjP  \r\n\x87\n", UnsupportedFormat, "JPEG 2000 or JPEG XL"),
-        (b"\xff\x0a" + bytes(50), UnsupportedFormat, "JPEG 2000 or JPEG XL"),
         (b"%PDF-1.7\n%\xe2\xe3", UnsupportedFormat, "the data is a PDF, not an image"),
         (b"\x89PNG\r\n\x1a\n" + b"\xff" * 50, InvalidImage, "the PNG header"),
-        (png(0, 10, 8, GREY), InvalidImage, "the PNG header"),
         (
             png(MAX_SIDE + 1, 200, 8, GREY),
             InvalidImageDimensions,
             "16385 x 200 pixels; the limits are 16384 pixels a side and 100 : 1",
         ),
-        (png(200, MAX_SIDE + 1, 8, GREY), InvalidImageDimensions, "the limits are 16384"),
         (png(101, 1, 8, GREY), InvalidImageDimensions, "100 : 1"),
-        (png(1000, 9, 8, GREY), InvalidImageDimensions, "100 : 1"),
-        (png(16000, 16000, 1, GREY), ImageTooLarge, "the limit is 178 megapixels"),
         (png(2**31 - 1, 2**31 - 1, 1, GREY), ImageTooLarge, "the limit is 178 megapixels"),
         # Pillow would decode them in Python: eight seconds for a file of 13 KB.
-        *((bmp(kind, size), UnsupportedFormat, "the BMP is compressed") for kind, size in ((1, 40), (2, 64), (1, 108), (2, 124))),
+        *((bmp(kind, size), UnsupportedFormat, "the BMP is compressed") for kind, size in ((1, 40), (2, 124))),
         (scans(5_000, 2_001, 80), InvalidImage, "too many scans for its size"),
         # Each part takes time to parse, and some take memory; Pillow would join comments in quadratic time.
         (inserted(GIF, FRAME, b"!\xfe" + COMMENT * 5000 + b"\0", 1), InvalidImage, "too many"),
-        (inserted(GIF, FRAME, b"!\xfe\x01x\0", 10_000), InvalidImage, "too many"),
         (inserted(GIF, FRAME, b"!\x01\0", 20_000), InvalidImage, "too many"),
         (inserted(GIF, FRAME, b"!\xfe" + b"\x01x" * 100_000 + b"\0", 1), InvalidImage, "too many"),
         (inserted(PNG, 33, TEXT, 110), InvalidImage, "too many"),
-        (inserted(PNG, IDAT, png_chunk(b"IDAT"), 30_000), InvalidImage, "too many"),
         (inserted(PNG, IEND, FRAME_DATA, 30_000), InvalidImage, "too many"),
         (WEBP + b"abcd\0\0\0\0" * 30_000, InvalidImage, "too many"),
         (WEBP + b"ANMF\x03\0\0\0abc\0" * 30_000, InvalidImage, "too many"),
@@ -188,54 +154,24 @@ def test_brands_tell_heic_from_avif_and_heic_needs_pi_heif(monkeypatch: pytest.M
         identify(data)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        *((name, {}) for name in FORMATS),
-        ("JPEG", {"progressive": True}),
-        ("WEBP", {"lossless": False}),
-        ("WEBP", {"exif": b"Exif\0\0II*\0\x08\0\0\0\0\0"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in FORMATS), ("JPEG", {"progressive": True})])
 def test_every_format_tells_its_size(name: str, options: dict[str, object]) -> None:
-    for size in ((1, 1), (300, 200), (5000, 17)) if name != "AVIF" else ((300, 200),):
+    for size in ((1, 1), (5000, 17)) if name != "AVIF" else ((300, 200),):
         data = encode(Image.new("RGB", size, "teal"), name, **options) + FILL
         assert count_pixels(data, LIMITS) == size[0] * size[1]
     data = encode(Image.new("RGB", (30, 20)), name, **({"exif": FILL} if name == "JPEG" else {}))
     assert {count_pixels(data[:length], LIMITS) for length in range(0, 700, 7)} <= set(range(601))
 
 
-def test_sizes_of_a_heic_and_of_a_bmp_that_is_stored_from_top_to_bottom() -> None:
-    bmp = bytearray(encode(Image.new("RGB", (30, 20)), "BMP"))
-    bmp[22:26] = (-20).to_bytes(4, "little", signed=True)
-
-    assert count_pixels(bytes(bmp), LIMITS) == 600
-    assert count_pixels(HEIC, LIMITS) == 64 * 64  # of its frame, which is larger
-
-
-def test_data_that_is_no_image_has_no_pixels() -> None:
-    assert count_pixels(b"no image at all" * 10, LIMITS) == 0
-    noise = random.Random(0)  # noqa: S311 - no secret
-    for magic in (
-        b"\xff\xd8\xff",
-        b"\x89PNG",
-        b"GIF8",
-        b"BM",
-        b"II*\0\x08\0\0\0",
-        *(b"RIFF\0\0\0\0WEBPVP8" + kind for kind in (b"X", b"L", b" ")),
-    ):
-        for length in range(0, 60, 3):
-            assert count_pixels(magic + noise.randbytes(length), LIMITS) >= 0
-
-
 def test_jpeg_tells_its_size_however_late_but_not_beyond_its_first_scan() -> None:
-    """The search would take long there, and a scan without a frame header cannot be decoded."""
+    """The search would take long there, and a scan without a frame header cannot be decoded. A HEIC tells that of its frame."""
     data = encode(Image.new("CMYK", (300, 200)), "JPEG")
     at = data.index(b"\xff\xc0")
     segments = b"".join(b"\xff\xed" + (60_002).to_bytes(2) + bytes(60_000) for _ in range(3))
 
     assert count_pixels(data[:2] + segments + data[2:], LIMITS) == 60_000
     assert count_pixels(data[:at] + b"\xff\xda\0\x08" + bytes(6) + data[at:] + FILL, LIMITS) == 0
+    assert count_pixels(HEIC, LIMITS) == 64 * 64
 
 
 def test_tiff_that_repeats_its_size_costs_nothing() -> None:
@@ -250,15 +186,46 @@ def test_tiff_that_repeats_its_size_costs_nothing() -> None:
     assert count_pixels(b"II*\0" + struct.pack("<LH", 8, len(entries)) + tags, LIMITS) == 600
 
 
+def test_pixels_count_within_the_limits() -> None:
+    """A small file has few pixels, unless it has another format; what will be rejected has none."""
+    for size, name, behind, pixels in (
+        ((300, 200), "JPEG", b"", 0),
+        ((1000, 1000), "PNG", b"", 1_000_000),
+        ((1001, 1000), "PNG", b"", 0),
+        ((2001, 1000), "JPEG", FILL, 0),
+    ):
+        assert count_pixels(encode(Image.new("L", size), name) + behind, LIMITS) == pixels
+
+
+def block(*entries: tuple[int, int, bytes], order: str = "<", at: int = 8) -> bytes:
+    """Write a TIFF block with one directory of entries (tag, type, value), at this offset."""
+    magic = b"II*\0" if order == "<" else b"MM\0*"
+    directory = b"".join(struct.pack(order + "HHL", tag, kind, 1) + value.ljust(4, b"\0") for tag, kind, value in entries)
+    return magic + struct.pack(order + "L", at) + bytes(at - 8) + struct.pack(order + "H", len(entries)) + directory + bytes(4)
+
+
+@pytest.mark.parametrize(("order", "kind", "number"), [("<", 3, "H"), (">", 3, "H"), (">", 4, "L"), ("<", 6, "b"), ("<", 11, "f")])
+def test_orientation_is_any_number_that_pillow_reads(order: str, kind: int, number: str) -> None:
+    exif = Image.Exif()
+    entry = 0x0112, kind, struct.pack(order + number, 6)
+    exif.load(block(entry, order=order))
+
+    assert exif[ExifTags.Base.Orientation] == 6
+    other = ExifTags.Base.Make, 3, bytes(4)
+    assert read_orientation(b"Exif\0\0" + block(other, entry, other, order=order, at=100)) == 6
+
+
 @pytest.mark.parametrize(
-    ("image", "name", "behind", "pixels"),
-    [
-        (Image.new("L", (300, 200)), "JPEG", b"", 0),  # a small file, which has few pixels unless it has another format
-        (Image.new("1", (1000, 1000)), "PNG", b"", 1_000_000),
-        (Image.new("L", (1001, 1000)), "PNG", b"", 0),  # will be rejected
-        (Image.new("L", (2000, 1000)), "JPEG", FILL, 2_000_000),
-        (Image.new("L", (2001, 1000)), "JPEG", FILL, 0),
-    ],
+    "exif",
+    [b"XX*\0\x08\0\0\0\0\0", b"II*\0\x08\0\0\0\xff\xff", exif_of(9).tobytes(), block((0x0112, 7, b"\6"))],
 )
-def test_pixels_count_within_the_limits(image: Image.Image, name: str, behind: bytes, pixels: int) -> None:
-    assert count_pixels(encode(image, name) + behind, LIMITS) == pixels
+def test_block_without_a_valid_orientation_is_upright(exif: bytes) -> None:
+    assert read_orientation(exif) == 1
+
+
+@pytest.mark.parametrize(("image_format", "mode"), [("JPEG", "RGB"), ("JPEG", "CMYK"), ("PNG", "RGB"), ("WEBP", "RGB")])
+def test_hostile_exif_block_costs_nothing(image_format: str, mode: str) -> None:
+    """Each tag claims the whole block; Pillow would copy hundreds of megabytes."""
+    data = encode(Image.new(mode, (32, 16)), image_format, exif=b"Exif\0\0" + hostile_tags())
+    with peak_below(5_000_000):
+        assert decode(read_header(data, limits(MEGA)), (32, 16)).shape == (16, 32, 3)

@@ -28,7 +28,6 @@ def noisy(share: float) -> Golden:
     "answer",
     [
         EXPECTED,
-        shifted(0.3),
         shifted(6),
         shifted(0, -0.14),
         noisy(0.3),
@@ -36,7 +35,7 @@ def noisy(share: float) -> Golden:
         Golden(SIZES, (*EXPECTED.boxes, (10.0, 10.0, 50.0, 50.0, 0.4, 2))),
         Golden((), EXPECTED.boxes),
     ],
-    ids=["same", "FP16", "INT8", "lower-scores", "INT8-of-sizes", "unsure-box-missing", "unsure-box-more", "without-sample"],
+    ids=["same", "INT8", "lower-scores", "INT8-of-sizes", "unsure-box-missing", "unsure-box-more", "without-sample"],
 )
 def test_answer_of_another_precision_is_right(answer: Golden) -> None:
     assert EXPECTED.difference(answer) == ""
@@ -46,14 +45,10 @@ def test_answer_of_another_precision_is_right(answer: Golden) -> None:
     ("expected", "answer", "reason"),
     [
         (EXPECTED, Golden((0.0,) * 128), "other raw values"),
-        (EXPECTED, Golden(SIZES, ((0.0,) * 5 + (0,),) * 2), "missing boxes"),
-        (EXPECTED, Golden(SIZES, shifted(0, scale=1.2).boxes), "missing boxes"),
         (EXPECTED, Golden(SIZES, ((*SIGN[:4], 0.6, 11),)), "missing boxes"),
         (EXPECTED, Golden(SIZES, ((*SIGN[:5], 12),)), "missing boxes"),
         (EXPECTED, Golden((float("nan"),) * 128, EXPECTED.boxes), "other raw values"),
-        (EXPECTED, Golden(SIZES[:64], EXPECTED.boxes), "other raw values"),
         (Golden(SIZES, (SIGN, DOOR)), Golden(SIZES, (SIGN,)), "missing boxes"),
-        (NOTHING, Golden((0.0,) * 128), "other raw values"),
         (NOTHING, shifted(0, scale=1.5), "other raw values"),
         (NOTHING, Golden(SIZES, (DOOR, GATE)), "unexpected boxes"),
         (Golden(ROWS), Golden((0.0,) * 5), "other raw values"),
@@ -64,21 +59,13 @@ def test_answer_of_a_sick_triton_is_wrong(expected: Golden, answer: Golden, reas
     assert expected.difference(answer) == reason
 
 
-def test_rows_that_are_padded_are_no_measure() -> None:
-    """One more object changes their mean."""
+def test_noise_and_padded_rows_are_no_measure_and_the_last_values_alone_may_be_known() -> None:
+    """One more object changes the mean of padded rows. Of a head whose anchors may differ, only the mean is known."""
     assert Golden((2.0, 2.0, 4.0, 4.0, 0.01)).difference(Golden((0.0,) * 5)) == ""
-
-
-def test_last_values_alone_may_be_known() -> None:
-    """Of a head whose anchors are not always the same, only their mean."""
-    assert Golden(SIZES[-2:]).difference(NOTHING) == ""
-    assert Golden(SIZES[-2:]).keep(EXPECTED) == Golden(SIZES[-2:], EXPECTED.boxes)
-    assert Golden(boxes=(SIGN,)).keep(EXPECTED) == Golden(boxes=EXPECTED.boxes)
-    assert Golden(SIZES[-2:]).difference(Golden((0.0,) * 128)) == "other raw values"
-
-
-def test_values_that_are_only_noise_equal_zeros() -> None:
     assert Golden((1e-4,) * 64).difference(Golden((0.0,) * 64)) == ""
+    last = Golden(SIZES[-2:])
+    assert (last.difference(NOTHING), last.difference(Golden((0.0,) * 128))) == ("", "other raw values")
+    assert last.keep(EXPECTED) == Golden(SIZES[-2:], EXPECTED.boxes)
 
 
 def test_picture_never_changes() -> None:

@@ -1,20 +1,47 @@
-"""Fetching images from a real https host: what arrives, and what is refused on the way there."""
+"""Fetching images from a real https host: what is connected to, what arrives, and what is refused on the way there."""
 
 import asyncio
 import ssl
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from app.errors import BodyTooLarge, GatewayFull, ImageNotFetched, UrlInputDisabled, UrlNotAllowed
+from app.errors import BodyTooLarge, GatewayError, GatewayFull, ImageNotFetched, UrlNotAllowed
 from app.remote.fetcher import Fetcher
+from app.remote.public import is_public
 from app.resilience.deadline import Deadline
-from tests.fakes.https import HOST, LOOPBACK, Host, redirect, response
-from tests.remote.support import IMAGE, failure, fetch
+from tests.fakes.https import HOST, LOOPBACK, Host, redirect, response, serving
+from tests.processes import PATIENCE_SECONDS
 from tests.support import eventually, free_port
 
+IMAGE = bytes(range(256)) * 300
+"""What the host of the tests has at /cat.jpg."""
 
-async def test_image_is_fetched(host: Host) -> None:
-    """As by a simple client, which does not identify the gateway; signatures are computed over path and query as they are."""
+
+async def fetch(fetcher: Fetcher, url: str, seconds: float = PATIENCE_SECONDS) -> bytes:
+    """Fetch as a request does; the bytes that were counted are those of the image."""
+    counted: list[int] = []
+    image = await fetcher.fetch(fetcher.parse(url), counted.append, Deadline.after(seconds))
+    assert sum(counted) == len(image)
+    return image
+
+
+async def failure(fetcher: Fetcher, url: str, seconds: float = PATIENCE_SECONDS) -> GatewayError:
+    with pytest.raises(GatewayError) as raised:
+        await fetch(fetcher, url, seconds)
+    return raised.value
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[Host]:
+    async with serving(HOST, "cdn.example.org") as host:
+        host.answers["/cat.jpg"] = response(IMAGE, "200 OK", "Content-Type: image/jpeg")
+        yield host
+
+
+async def test_image_is_fetched(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a simple client: signatures are computed over path and query as they are. A proxy would resolve the name itself."""
+    monkeypatch.setenv("ALL_PROXY", f"http://127.0.0.1:{free_port()}")
     target = "/a%2Fb/%C3%A4.jpg?X-Signature=%2B%3D&b=c+d"
     host.answers[target] = response(IMAGE)
     assert await fetch(host.fetcher(), host.url(target + "#part")) == IMAGE
@@ -30,25 +57,10 @@ async def test_image_is_fetched(host: Host) -> None:
     }
 
 
-async def test_no_image_is_fetched_unless_hosts_are_allowed(host: Host) -> None:
-    error = await failure(Fetcher(), host.url())
-
-    assert isinstance(error, UrlInputDisabled)
-    assert "NEREID_URL_HOSTS" in error.detail
-
-
 async def test_host_or_port_that_is_not_allowed_is_not_even_resolved(host: Host) -> None:
     for pattern in (f"*.example.com:{host.port}", "*", "images.example.org:1"):
         assert isinstance(await failure(host.fetcher(pattern), host.url()), UrlNotAllowed)
     assert not host.lookups
-
-
-async def test_proxies_of_the_environment_are_not_used(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy would resolve the name itself, past the address check."""
-    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
-
-    assert await fetch(host.fetcher(), host.url()) == IMAGE
 
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["another name", "another authority"])
@@ -62,11 +74,10 @@ async def test_certificate_must_be_valid_for_the_name(host: Host, *, trusted: bo
     assert not host.requests
 
 
-@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "308 Permanent Redirect"])
-async def test_redirects_are_followed(host: Host, status: str) -> None:
+async def test_redirects_are_followed(host: Host) -> None:
     host.names["cdn.example.org"] = [LOOPBACK]
-    host.answers["/there"] = redirect(host.url("/cat.jpg", "cdn.example.org"), status)
-    host.answers["/here"] = redirect("there?", status)
+    host.answers["/there"] = redirect(host.url("/cat.jpg", "cdn.example.org"), "308 Permanent Redirect")
+    host.answers["/here"] = redirect("there?", "302 Found")
     host.answers["/there?"] = host.answers["/there"]
 
     assert await fetch(host.fetcher(), host.url("/here")) == IMAGE
@@ -78,11 +89,9 @@ async def test_at_most_three_redirects_are_followed(host: Host) -> None:
     for number in range(4):
         host.answers[f"/{number}"] = redirect(f"/{number + 1}")
     host.answers["/4"] = response(IMAGE)
-    host.answers["/nowhere"] = response(b"", "302 Found")
 
     assert await fetch(host.fetcher(), host.url("/1")) == IMAGE
     assert (await failure(host.fetcher(), host.url("/0"))).detail == "the host redirects more than 3 times"
-    assert (await failure(host.fetcher(), host.url("/nowhere"))).detail == "the host redirects without saying to which address"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +103,6 @@ async def test_at_most_three_redirects_are_followed(host: Host) -> None:
         ("https://internal.example.org/canary", "NEREID_URL_HOSTS"),
         ("https://images.example.org/canary", "NEREID_URL_HOSTS"),  # port 443
         ("https://internal.example.net:{}/canary", "no IP address"),
-        ("https://x" + "x" * 3000, "2048 characters"),
     ],
 )
 async def test_redirects_are_checked_like_the_first_address(host: Host, location: str, detail: str) -> None:
@@ -127,10 +135,9 @@ async def test_image_above_the_limit_is_too_large(host: Host, headers: list[str]
     assert "1 MiB" in error.detail
     await eventually(lambda: not host.open_connections)
     assert sent < 2**25
-    for whole in (response(IMAGE), b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + IMAGE):
-        host.answers["/cat.jpg"] = whole
-        assert await fetch(host.fetcher(max_bytes=len(IMAGE)), host.url()) == IMAGE
-        assert isinstance(await failure(host.fetcher(max_bytes=len(IMAGE) - 1), host.url()), BodyTooLarge)
+    host.answers["/cat.jpg"] = response(IMAGE)
+    assert await fetch(host.fetcher(max_bytes=len(IMAGE)), host.url()) == IMAGE
+    assert isinstance(await failure(host.fetcher(max_bytes=len(IMAGE) - 1), host.url()), BodyTooLarge)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +145,12 @@ async def test_image_above_the_limit_is_too_large(host: Host, headers: list[str]
     [
         *(
             (response(b"" if status[:3] in {"204", "304"} else b"canary", status), f"answered with status {status[:3]}")
-            for status in ("204 No Content", "206 Partial", "304 Not Modified", "500 Oops")
+            for status in ("204 No Content", "206 Partial")
         ),
-        (response(), "empty body"),
         (response(IMAGE, "200 OK", "Content-Encoding: gzip"), "content encoding"),
         (response(IMAGE[:-1], "200 OK", f"Content-Length: {len(IMAGE)}"), "closed the connection"),
         (response(b"5\r\ncanary", "200 OK", "Transfer-Encoding: chunked"), "closed the connection"),
         (response(b"1\r\nx\r\n" * 100_000, "200 OK", "Transfer-Encoding: chunked"), "pieces of a few bytes"),  # costs CPU time
-        (b"SSH-2.0-canary\r\n", "closed the connection"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"canary" * 30_000, "closed the connection"),
     ],
 )
@@ -169,9 +174,12 @@ async def test_time_is_limited_in_total(host: Host) -> None:
             await writer.drain()
             await asyncio.sleep(0.01)
 
-    host.answers["/cat.jpg"] = drip
-    error = await failure(host.fetcher(), host.url(), seconds=0.3)
+    async def hang(_name: str, _port: int) -> Sequence[str]:
+        return await asyncio.Future()
 
+    host.answers["/cat.jpg"] = drip
+    assert isinstance(await failure(host.fetcher(resolve=hang), host.url(), seconds=0.1), ImageNotFetched)
+    error = await failure(host.fetcher(), host.url(), seconds=0.3)
     assert isinstance(error, ImageNotFetched)
     assert error.detail.startswith("the image did not arrive within 0.")
     await eventually(lambda: not host.open_connections)
@@ -198,23 +206,57 @@ async def test_fetches_wait_for_each_other(host: Host) -> None:
     assert set(await asyncio.gather(*slow, patient)) == {IMAGE}
 
 
-async def test_cancelled_fetches_close_their_connections(host: Host) -> None:
-    host.answers["/hang"] = asyncio.StreamWriter.wait_closed
-    fetcher = host.fetcher()
-    fetches = [asyncio.create_task(fetch(fetcher, host.url("/hang"))) for _ in range(16)]
-    await eventually(lambda: host.open_connections >= 16)
-    for task in fetches:
-        task.cancel()
-    await asyncio.gather(*fetches, return_exceptions=True)
+NOT_PUBLIC = "the host of the image has no IP address that may be connected to"
 
+
+@pytest.mark.parametrize("addresses", [["169.254.169.254"], [LOOPBACK, "10.0.0.1"], ["no address"], []])
+async def test_name_with_an_address_that_is_not_public_is_refused(host: Host, addresses: list[str]) -> None:
+    """Even if it has others; a caller cannot tell this from a name that does not exist."""
+    host.names[HOST] = addresses
+    refused = await failure(host.fetcher(), host.url())
+    unknown = await failure(host.fetcher(), host.url(host="nowhere.example.org"))
+
+    assert isinstance(refused, ImageNotFetched)
+    assert refused.detail == unknown.detail == NOT_PUBLIC
+    assert refused.__cause__ is unknown.__cause__ is None
+    assert not host.requests
+
+
+async def test_loopback_is_not_public(host: Host) -> None:
+    fetcher = host.fetcher(resolve=None, is_allowed=is_public)
+    for name in (HOST, "localhost"):
+        assert (await failure(fetcher, host.url(host=name))).detail == NOT_PUBLIC
+    assert not host.requests
+    fetcher.close()
+
+
+async def test_name_is_resolved_once(host: Host) -> None:
+    answers = iter([[LOOPBACK], ["169.254.169.254"]])
+
+    async def rebind(_name: str, _port: int) -> Sequence[str]:
+        return next(answers)
+
+    assert await fetch(host.fetcher(resolve=rebind), host.url()) == IMAGE
+    assert next(answers) == ["169.254.169.254"]
+
+
+async def test_next_address_is_tried_if_one_cannot_be_connected_to(host: Host) -> None:
+    """If none listens, the text is that of an invalid certificate, so that callers cannot scan ports."""
+    host.names[HOST] = ["127.0.0.2", LOOPBACK]
+    fetcher = host.fetcher(is_allowed=lambda found: found.startswith("127."))
     assert await fetch(fetcher, host.url()) == IMAGE
+    port = free_port()
+    assert "no valid certificate" in (await failure(host.fetcher(f"*:{port}"), f"https://{HOST}:{port}/")).detail
 
 
-async def test_error_of_the_byte_count_ends_the_fetch(host: Host) -> None:
-    def reject(_: int) -> None:
-        raise GatewayFull("no memory", "memory")
+async def test_head_without_end_is_an_error(host: Host) -> None:
+    """A client accepts any number of informational responses, and each costs CPU time."""
 
-    fetcher = host.fetcher()
-    with pytest.raises(GatewayFull, match="no memory"):
-        await fetcher.fetch(fetcher.parse(host.url()), reject, Deadline.after(10))
+    async def inform(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+            await writer.drain()
+
+    host.answers["/cat.jpg"] = inform
+    assert "did not answer as an HTTP server does" in (await failure(host.fetcher(), host.url())).detail
     await eventually(lambda: not host.open_connections)

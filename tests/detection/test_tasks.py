@@ -1,0 +1,170 @@
+"""What classifiers, and models of oriented boxes, poses, faces and vectors, have found."""
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from app.classification.outputs import decode_outputs, rank
+from app.detection.nms import Candidates
+from app.embedding.outputs import similarity
+from app.errors import InvalidImage, InvalidModelOutput
+from app.imaging.transform import ImageTransform
+from app.model.heads import ClassificationHead
+from app.model.spec import ModelSpec, from_triton_config
+from app.obb.boxes import enclose, suppress, to_corners, to_rotations
+from app.pose.faces import rate_faces
+from app.pose.keypoints import read_keypoints
+
+LOGITS = from_triton_config(
+    {
+        "name": "m",
+        "max_batch_size": 4,
+        "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [32, 32, 3]}],
+        "output": [{"name": "o", "data_type": "TYPE_FP32", "dims": [3]}],
+    },
+    "1",
+)
+PROBABILITIES = msgspec.structs.replace(LOGITS, head=ClassificationHead(classes=3, scores="probabilities"))
+UNCOUNTED = msgspec.structs.replace(LOGITS, head=ClassificationHead(classes=-1, scores="logits"))
+HALF = msgspec.structs.replace(LOGITS, output_dtypes=(np.dtype("f2"),))
+
+
+@pytest.mark.parametrize(
+    ("spec", "scores", "expected"),
+    [
+        (LOGITS, [0, math.log(2), math.log(5)], [1 / 8, 2 / 8, 5 / 8]),
+        (HALF, [-6e4, 6e4, 6e4], [0, 0.5, 0.5]),  # the softmax depends on differences only
+        (PROBABILITIES, [0.5, 0.75, 1.0005], [0.5, 0.75, 1]),  # they need not add up to one; rounding above one is cut
+        (UNCOUNTED, [1.0] * 5, [0.2] * 5),
+    ],
+)
+def test_scores_become_probabilities(spec: ModelSpec, scores: list[float], expected: list[float]) -> None:
+    tensor = np.array([scores], spec.output_dtypes[0])
+
+    assert decode_outputs(spec, {"o": tensor}).tolist() == pytest.approx(expected)
+    alone = msgspec.structs.replace(spec, has_batch_dimension=False)
+    assert decode_outputs(alone, {"o": tensor[0]}).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("spec", "tensor", "message"),
+    [
+        (LOGITS, np.zeros((1, 3, 1), np.float32), "of shape (3, 1), expected (3,)"),
+        (LOGITS, np.zeros((2, 3), np.float32), "of shape (2, 3) for one image"),
+        (LOGITS, np.zeros((), np.float32), "of shape () for one image"),
+        (LOGITS, np.zeros((1, 3), np.float16), "as float16, expected float32"),
+        (UNCOUNTED, np.zeros((1, 0), np.float32), "no scores"),
+        (LOGITS, np.array([[0, np.inf, 0]], np.float32), "not finite"),
+        (PROBABILITIES, np.array([[0, np.nan, 0]], np.float32), "not finite"),
+        (PROBABILITIES, np.array([[0, 0, -0.1]], np.float32), "outside 0 to 1"),
+        (PROBABILITIES, np.array([[0, 0, 7.5]], np.float32), "outside 0 to 1, though its config says `scores: probabilities`"),
+    ],
+)
+def test_invalid_scores_are_rejected(spec: ModelSpec, tensor: NDArray[Any], message: str) -> None:
+    with pytest.raises(InvalidModelOutput) as caught:
+        decode_outputs(spec, {"o": tensor})
+    assert message in caught.value.detail
+
+
+def test_image_that_a_classifier_could_not_decode_is_rejected() -> None:
+    spec = msgspec.structs.replace(LOGITS, tells_decoded=True)
+    with pytest.raises(InvalidImage):
+        decode_outputs(spec, {"o": np.zeros((1, 3), np.float32), "decoded": np.array([[0]], np.int32)})
+
+
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=50), st.integers(1, 60), st.floats(0, 1))
+def test_order_of_classes_is_that_of_sorting_all(scores: list[float], top_k: int, confidence: float) -> None:
+    ranked = sorted((-score, index) for index, score in enumerate(scores) if score >= np.float32(confidence))
+
+    class_ids, best = rank(np.array(scores, np.float32), top_k=top_k, confidence=confidence)
+
+    assert class_ids.tolist() == [index for _, index in ranked[:top_k]]
+    assert best.tolist() == [-score for score, _ in ranked[:top_k]]
+
+
+def turned(*boxes: tuple[float, ...]) -> Candidates:
+    """Make candidates of centre x, centre y, width, height, angle, and class, by descending score."""
+    table = np.array(boxes, np.float32)
+    half = table[:, 2:4] / 2
+    corners = np.concatenate([table[:, :2] - half, table[:, :2] + half], axis=1)
+    scores = np.linspace(0.9, 0.5, len(boxes), dtype=np.float32)
+    return Candidates(corners, scores, table[:, 5].astype(np.int32), table[:, 4:5])
+
+
+LEVEL, UPRIGHT = [[30, 40], [70, 40], [70, 60], [30, 60]], [[60, 30], [60, 70], [40, 70], [40, 30]]
+
+
+@pytest.mark.parametrize(
+    ("size_and_angle", "corners", "rotation"),
+    [
+        ((40, 20, 0), LEVEL, 0),
+        ((20, 40, 0), UPRIGHT, np.pi / 2),
+        ((40, 20, np.pi), LEVEL, 0),
+        ((40, 20, -np.pi / 2), UPRIGHT, np.pi / 2),
+    ],
+)
+def test_corners_of_an_oriented_box_run_clockwise_from_a_long_edge(
+    size_and_angle: tuple[float, ...], corners: list[list[float]], rotation: float
+) -> None:
+    """Clockwise on the screen, where y points down."""
+    found = to_corners(turned((50, 50, *size_and_angle, 0)))
+
+    np.testing.assert_allclose(found, [corners], atol=1e-4)
+    difference = abs(float(to_rotations(found)[0]) - rotation)
+    assert min(difference, np.pi - difference) < 1e-6
+    np.testing.assert_allclose(enclose(found)[0], [*np.min(corners, axis=0), *np.max(corners, axis=0)], atol=1e-4)
+
+
+def test_oriented_boxes_fall_to_better_ones_of_their_class_even_if_these_fall_too() -> None:
+    row = [(50 + 14 * index, 50.0, 40.0, 20.0, 0.0, 0.0) for index in range(3)]
+    assert suppress(turned(*row), np.zeros(3, np.int32), 0.5).tolist() == [0]
+    assert suppress(turned(row[0], row[2]), np.zeros(2, np.int32), 0.5).tolist() == [0, 1]
+
+    cross = turned((50, 50, 60, 6, np.pi / 4, 0), (50, 50, 60, 6, -np.pi / 4, 0))  # their upright boxes are the same
+    assert suppress(cross, cross.class_ids, 0.5).tolist() == [0, 1]
+    same = turned((50, 50, 40, 20, 0.3, 0), (50, 50, 40, 20, 0.3, 1))
+    assert [suppress(same, ids, 0.5).tolist() for ids in (same.class_ids, None)] == [[0, 1], [0]]
+    with np.errstate(over="ignore", invalid="ignore"):
+        odd = turned((5, 5, 0, 0, 0, 0), (5, 5, 0, 0, 0, 0), (0, 0, 3e38, 3e38, 1, 0), (9, 9, -4, 2, 0, 0))
+        assert 0 in suppress(odd, odd.class_ids, 0.5)
+
+
+def test_keypoints_are_mapped_to_the_image_and_clipped() -> None:
+    """A picture of 200 x 100 lies in the middle of an input of 64 x 64; the second point is in the padding above it."""
+    wide = ImageTransform(0, 16, 64, 32, 200, 100)
+    features = np.array([[32, 32, 0.5, 16, 2, 1.0004], [64, 48, 0, 70, 70, 0.25]], np.float32)
+
+    assert read_keypoints(features, 2, wide).tolist() == [[[100, 50, 0.5], [50, 0, 1]], [[200, 100, 0], [200, 100, 0.25]]]
+    assert read_keypoints(np.array([[32, 32, 16, 2]], np.float32), 2, wide).tolist() == [[[100, 50], [50, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("eyes", "nose", "quality"),
+    [
+        pytest.param(106, 0.5, 0.8, id="large, frontal"),
+        pytest.param(26.5, 0.5, 0.4, id="half of the detail"),
+        pytest.param(106, 0.25, 0.4, id="turned"),
+        pytest.param(106, 1.3, 0.0, id="profile"),
+        pytest.param(0, 0.5, 0.0, id="both eyes in one place"),
+    ],
+)
+def test_quality_of_a_face_falls_with_detail_and_turn(eyes: float, nose: float, quality: float) -> None:
+    """The nose is at a fraction between the eyes. A tilted head is as good."""
+    points = np.array([[[10, 20], [10 + eyes, 20], [10 + nose * eyes, 30], [10, 50], [10 + eyes, 50]]], np.float32)
+    scores = np.array([0.8], np.float32)
+    for seen in (points, points @ np.array([[0.8, 0.6], [-0.6, 0.8]], np.float32)):
+        assert rate_faces(seen, scores) == pytest.approx([quality], abs=1e-5)
+
+
+@pytest.mark.parametrize(("distance", "expected"), [(0, 1), (0.2, 0.8), (0.4, 0.6), (1, 0), (2, 0)])
+def test_similarity_of_vectors_follows_their_distance(distance: float, expected: float) -> None:
+    angle = 2 * np.arcsin(distance / 2)
+    one, other = np.array([1, 0], np.float32), np.array([np.cos(angle), np.sin(angle)], np.float32)
+
+    assert similarity(one, other, 0.4) == pytest.approx(expected, abs=1e-6)
