@@ -4,7 +4,7 @@ Whatever size its boxes say, a small file can make the libraries that decode it 
 cannot be stopped. So this module, run as a program, is started at the first such file. It forks for each file: the fork is
 limited, decodes, sends the pixels and ends. A file that crashes or misleads it harms no other.
 
-libavif decodes AVIF, pi-heif, if it is installed, HEIC, and OpenCV TIFF. What OpenCV says of a TIFF, it says on stderr only, which
+OpenCV decodes AVIF and TIFF, and pi-heif, if it is installed, HEIC. What OpenCV says of a TIFF, it says on stderr only, which
 threads cannot tell apart.
 """
 
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from app.errors import GatewayFull, InvalidImage
 from app.host import program
-from app.imaging import exif, heif, tiff
+from app.imaging import heif, tiff
 
 # Limit of memory in bytes per pixel: several copies of the planes, which AV1 and HEVC have of up to 12 bits.
 PIXEL_BYTES = {"AVIF": 32, "HEIC": 16, "TIFF": tiff.PIXEL_BYTES}
@@ -45,6 +45,8 @@ _REPLY = struct.Struct("LL")
 # The level at which OpenCV 4 writes what libtiff says; OpenCV 5 does so at that of warnings.
 _DEBUG = 5
 _HARMLESS = re.compile(rb".*Old-style LZW codes.*\n")
+# Source: ITU-R BT.601, 2.5.3.
+_FULL_RANGE = np.clip(np.rint((np.arange(256) - 16) * 255 / 219), 0, 255).astype(np.uint8)
 
 
 def decode_bytes(name: str, pixels: int, file_bytes: int) -> int:
@@ -115,10 +117,8 @@ def _main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
     cv2.setNumThreads(1)
-    import pillow_avif  # noqa: PLC0415, F401 - once, not in each fork
-
     if HAS_HEIC:
-        import pi_heif  # noqa: PLC0415, F401
+        import pi_heif  # noqa: PLC0415, F401 - once, not in each fork
     with socket.socket(fileno=sys.stdin.fileno()) as requests:
         while True:
             request, files, _, _ = socket.recv_fds(requests, 64, 1)
@@ -149,13 +149,13 @@ def _answer(client: socket.socket, name: str, nbytes: str, cpu_seconds: str) -> 
 
 
 def _decode_avif(data: bytes) -> NDArray[np.uint8]:
-    from pillow_avif import _avif  # noqa: PLC0415 - libavif, which the gateway itself does not load
-
-    decoder = _avif.AvifDecoder(data, "auto", "auto", 1)
-    width, height, _, _, _, _, orientation, _ = decoder.get_info()
-    pixels = np.frombuffer(decoder.get_frame(0)[0], np.uint8).reshape(height, width, -1)
-    cropped = heif.crop(data, pixels)
-    return cropped if orientation == 1 else exif.turn_upright(cropped, orientation)
+    # As BGR, because OpenCV returns that for a sequence with alpha, whatever is asked for.
+    file = np.frombuffer(heif.image_alone(data), np.uint8)
+    decoded = cv2.imdecode(file, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    pixels = np.asarray(cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB, dst=decoded), np.uint8)
+    if heif.is_limited_grey(data):  # which OpenCV does not notice
+        pixels = cv2.LUT(pixels, _FULL_RANGE)
+    return heif.turn(data, heif.crop(data, pixels))
 
 
 def _decode_heic(data: bytes) -> NDArray[np.uint8]:

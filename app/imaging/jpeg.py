@@ -5,7 +5,7 @@ Pillow decodes unusual files (CMYK, anything libjpeg warns about). The functions
 
 import re
 import struct
-from collections.abc import Iterator, Set
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -93,7 +93,7 @@ def read_header(data: bytes) -> JpegHeader:
     return JpegHeader(exif, scans, is_single_scan, size if all(size) else None)
 
 
-def _iterate(data: bytes, plain: Set[int] = _PLAIN) -> Iterator[tuple[int, int]]:
+def _iterate(data: bytes, plain: Container[int] = _PLAIN) -> Iterator[tuple[int, int]]:
     # At least eight bytes follow each position. Markers in `plain` are left out.
     at, junk, is_after_scan = 2, 0, False
     last = len(data) - 8
@@ -209,7 +209,7 @@ def _decode(data: bytes, colors: str, **wanted: Any) -> NDArray[np.uint8]:  # no
 def _without_extras(data: bytes) -> bytes:
     """Return a file without application data, comments, and what stands between its segments before the pixels."""
     parts = [data[:2]]
-    for marker, at in _iterate(data, frozenset()):
+    for marker, at in _iterate(data, ()):
         if marker == _START_OF_SCAN:
             return b"".join([*parts, data[at - 2 :]])
         if marker in _NEEDED:
