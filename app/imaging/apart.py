@@ -151,11 +151,11 @@ def _answer(client: socket.socket, name: str, nbytes: str, cpu_seconds: str) -> 
 def _decode_avif(data: bytes) -> NDArray[np.uint8]:
     # As BGR, because OpenCV returns that for a sequence with alpha, whatever is asked for.
     file = np.frombuffer(heif.image_alone(data), np.uint8)
-    decoded = cv2.imdecode(file, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    pixels = np.asarray(cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB, dst=decoded), np.uint8)
+    decoded = np.asarray(cv2.imdecode(file, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION), np.uint8)
+    cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB, dst=decoded)
     if heif.is_limited_grey(data):  # which OpenCV does not notice
-        pixels = cv2.LUT(pixels, _FULL_RANGE)
-    return heif.turn(data, heif.crop(data, pixels))
+        cv2.LUT(decoded, _FULL_RANGE, dst=decoded)
+    return heif.turn(data, heif.crop(data, decoded))
 
 
 def _decode_heic(data: bytes) -> NDArray[np.uint8]:
