@@ -17,7 +17,6 @@ import struct
 import subprocess
 import sys
 from contextlib import suppress
-from fractions import Fraction
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from app.errors import GatewayFull, InvalidImage
 from app.host import program
-from app.imaging import tiff
+from app.imaging import heif, tiff
 
 # Limit of memory in bytes per pixel: several copies of the planes, which AV1 and HEVC have of up to 12 bits.
 PIXEL_BYTES = {"AVIF": 32, "HEIC": 16, "TIFF": tiff.PIXEL_BYTES}
@@ -43,20 +42,11 @@ _MIN_CPU_SECONDS, _PIXELS_PER_SECOND = 1, 2_000_000
 _SECONDS = 60
 # Width, height.
 _REPLY = struct.Struct("LL")
-# The boxes that describe the images of a file are at its beginning.
-_META_BYTES = 1 << 16
-_SIZE = re.compile(rb"ispe\0{4}(.{8})", re.DOTALL)
-_ROTATION, _MIRROR = re.compile(rb"\0\0\0\x09irot(.)", re.DOTALL), re.compile(rb"\0\0\0\x09imir(.)", re.DOTALL)
-_APERTURE = re.compile(rb"\0\0\0\x28clap(.{32})", re.DOTALL)
 # The level at which OpenCV 4 writes what libtiff says; OpenCV 5 does so at that of warnings.
 _DEBUG = 5
 _HARMLESS = re.compile(rb".*Old-style LZW codes.*\n")
-
-
-def find_size(data: bytes) -> tuple[int, int]:
-    """Return width and height in pixels of the largest image in a file according to its boxes; zeros if there is none."""
-    sizes = (struct.unpack(">LL", found[1]) for found in _SIZE.finditer(data, 0, _META_BYTES))
-    return max(sizes, key=prod, default=(0, 0))
+# Source: ITU-R BT.601, 2.5.3.
+_FULL_RANGE = np.clip(np.rint((np.arange(256) - 16) * 255 / 219), 0, 255).astype(np.uint8)
 
 
 def decode_bytes(name: str, pixels: int, file_bytes: int) -> int:
@@ -75,7 +65,7 @@ class Decoders:
     def decode(self, data: bytes, name: str) -> NDArray[np.uint8]:
         """Decode a file to (height, width, 3) RGB, an AVIF or HEIC upright; a TIFF is as `tiff.rewrite` returns it."""
         # Raises InvalidImage if that takes more memory or time than its size should, GatewayFull if this host cannot run a process.
-        pixels = prod(tiff.read_size(data) if name == "TIFF" else find_size(data))
+        pixels = prod(tiff.read_size(data) if name == "TIFF" else heif.find_size(data))
         if not pixels:
             raise InvalidImage(f"the {name} has no image, or is truncated")
         cpu_seconds = _MIN_CPU_SECONDS + pixels // _PIXELS_PER_SECOND
@@ -158,35 +148,14 @@ def _answer(client: socket.socket, name: str, nbytes: str, cpu_seconds: str) -> 
         file.write(np.ascontiguousarray(np.broadcast_to(pixels[:, :, :3], (height, width, 3))).data)
 
 
-def _decode_with_opencv(data: bytes) -> NDArray[np.uint8]:
-    decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-    return np.asarray(decoded, np.uint8)
-
-
 def _decode_avif(data: bytes) -> NDArray[np.uint8]:
-    pixels = _decode_with_opencv(data)
-    # OpenCV does neither: first the crop, then the rotation, anticlockwise, then the mirroring.
-    # Source: ISO/IEC 23008-12, 6.5.9, 6.5.10 and 6.5.12.
-    aperture, rotation, mirror = (found.search(data, 0, _META_BYTES) for found in (_APERTURE, _ROTATION, _MIRROR))
-    if aperture:
-        pixels = _crop(pixels, struct.unpack(">8l", aperture[1]))
-    if rotation:
-        pixels = np.rot90(pixels, rotation[1][0] & 3)
-    if mirror:
-        pixels = np.flip(pixels, mirror[1][0] & 1)
-    return pixels
-
-
-def _crop(pixels: NDArray[np.uint8], aperture: tuple[int, ...]) -> NDArray[np.uint8]:
-    # To a clean aperture of whole pixels in the upper left corner, as Chromium, which ignores others. It is given by width, height,
-    # and the distances of its centre from that of the image, each as a fraction.
-    height, width = pixels.shape[:2]
-    with suppress(ZeroDivisionError):
-        columns, rows, right, down = (Fraction(*aperture[at : at + 2]) for at in range(0, 8, 2))
-        is_valid = columns.denominator == rows.denominator == 1 <= min(columns, rows)
-        if is_valid and (2 * right, 2 * down) == (columns - width, rows - height):
-            return pixels[: int(rows), : int(columns)]
-    return pixels
+    # As BGR, because OpenCV returns that for a sequence with alpha, whatever is asked for.
+    file = np.frombuffer(heif.image_alone(data), np.uint8)
+    decoded = np.asarray(cv2.imdecode(file, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION), np.uint8)
+    cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB, dst=decoded)
+    if heif.is_limited_grey(data):  # which OpenCV does not notice
+        cv2.LUT(decoded, _FULL_RANGE, dst=decoded)
+    return heif.turn(data, heif.crop(data, decoded))
 
 
 def _decode_heic(data: bytes) -> NDArray[np.uint8]:
@@ -194,6 +163,8 @@ def _decode_heic(data: bytes) -> NDArray[np.uint8]:
 
     pi_heif.options.DECODE_THREADS = 1
     pixels = np.array(pi_heif.open_heif(data))  # a copy: its memory ends with the file
+    if pixels.dtype == np.uint16:  # grey of more than 8 bits
+        pixels = (pixels >> 8).astype(np.uint8)
     return np.atleast_3d(pixels)
 
 
@@ -202,10 +173,10 @@ def _decode_tiff(data: bytes) -> NDArray[np.uint8]:
     log = os.memfd_create("log")
     os.dup2(log, 2)  # also if stderr was closed at the start
     tiff.set_log_level(_DEBUG)
-    pixels = _decode_with_opencv(data)
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
     if _HARMLESS.sub(b"", os.pread(log, os.fstat(log).st_size, 0)):
         raise InvalidImage("the image data is truncated or corrupt")
-    return pixels
+    return np.asarray(pixels, np.uint8)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, ImagePalette, JpegImagePlugin, PngImagePlugin
+from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, ImagePalette, JpegImagePlugin
 
 from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
-from app.imaging import apart, exif, jpeg, tiff
+from app.imaging import apart, exif, heif, jpeg, tiff
 from app.imaging.apart import DECODERS
 from app.imaging.tiff import TiffHeader
 
@@ -31,10 +31,10 @@ _MAGIC = re.compile(
     re.DOTALL,
 )
 _JPEG_2000_OR_XL = re.compile(rb"\0\0\0\x0c(?:jP  |JXL )\r\n\x87\n|\xff\x4f\xff\x51|\xff\x0a")
-# Decoders read chunks one by one, and chunks without pixels may be compressed. 50 MiB are 12,800 chunks of 4 KiB.
-_MAX_PNG_PIXEL_CHUNKS = 20_000
-_MAX_PNG_OTHER_CHUNKS = 100
-_PNG_PIXEL_CHUNKS = {b"IDAT", b"fcTL", b"fdAT"}
+# Decoders read chunks one by one. 50 MiB are 12,800 chunks of 4 KiB.
+_MAX_PNG_CHUNKS = 20_000
+# The chunks that pixels depend on. Others may be broken, which is not fatal (PNG, 13.2), or take long to decompress.
+_PNG_CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"eXIf", b"IDAT"}
 # libwebp keeps 30 bytes per chunk while it reads the header. Each frame of an animation is a chunk.
 _MAX_WEBP_CHUNKS = 20_000
 # Pillow joins the comment blocks before the first frame in quadratic time.
@@ -48,6 +48,10 @@ _MAX_FULL_SCANS = 18
 # The palettes of greys that Pillow recognizes, by the mode that it makes of them; size of the header that has 16-bit sides.
 _BMP_GREYS = {"1": (0, 255), "L": range(256)}
 _OLD_BMP = 12
+# Of 32 bits with masks, as the fields for both say; the masks of red, green and blue, and of alpha; sizes of headers.
+_BMP_MASKED = struct.pack("<HL", 32, 3)
+_BMP_RED_FIRST, _BMP_ALPHA = struct.pack("<3L", 0xFF, 0xFF00, 0xFF0000), struct.pack("<L", 0xFF000000)
+_BMP_INFO, _BMP_INFO_ALPHA = 40, 56
 
 _NO_JPEG = jpeg.JpegHeader(b"", 1, is_single_scan=True, size=None)
 # `read_header` checks the limit of the settings, in place of Pillow's global limit.
@@ -57,9 +61,6 @@ warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
 # When Pillow opens a JPEG, it parses EXIF, MPF and Photoshop blocks, which may take long even if they are small.
 for _marker in (0xFFE1, 0xFFE2, 0xFFED):
     JpegImagePlugin.MARKER[_marker] = ("APP", "", JpegImagePlugin.Skip)
-# Pillow also decompresses the texts and colour profiles of a PNG, and builds a list of any number of chromaticities.
-for _chunk in ("tEXt", "zTXt", "iTXt", "iCCP", "cHRM"):
-    delattr(PngImagePlugin.PngStream, f"chunk_{_chunk}")
 # Pillow also allocates the disposal area of a GIF's first frame, which is only used for the second one.
 GifImagePlugin.GifImageFile.disposal_method = property(lambda _: 0, lambda *_: None)  # type: ignore[assignment]
 
@@ -130,7 +131,7 @@ def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None]
         tags = tiff.read_header(data)
         size, orientation = tags[:2], tags.orientation
     elif name in apart.PIXEL_BYTES:
-        size = apart.find_size(data)
+        size = heif.find_size(data)
     if size is not None and (tags.is_decoded_apart if tags else name in apart.PIXEL_BYTES):
         _check_size(size, name, max_pixels)
         reserve(apart.decode_bytes(name, prod(size), len(data)))
@@ -190,6 +191,7 @@ def identify(data: bytes) -> str:
 
 def _open(data: bytes, name: str, max_pixels: int) -> Image.Image:
     try:
+        data = _REWRITTEN[name](data) if name in _REWRITTEN else data
         file = Image.open(BytesIO(data), formats=(name,))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageTooLarge(f"the limit is {max_pixels / 1e6:g} megapixels for {name}") from error
@@ -219,15 +221,29 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _has_too_many_png_chunks(data: bytes) -> bool:
-    pixels = others = 0
-    for kind, _, _ in png_chunks(data):
-        if kind in _PNG_PIXEL_CHUNKS:
-            pixels += 1
-        else:
-            others += 1
-        if pixels > _MAX_PNG_PIXEL_CHUNKS or others > _MAX_PNG_OTHER_CHUNKS:
-            return True
-    return False
+    return any(number >= _MAX_PNG_CHUNKS for number, _ in enumerate(png_chunks(data)))
+
+
+def _without_extras(data: bytes) -> bytes:
+    """Return a PNG with only the chunks that its pixels depend on."""
+    view, behind = memoryview(data), 8
+    parts = [view[:behind]]
+    for kind, start, end in png_chunks(data):
+        behind = end + 4
+        if kind in _PNG_CHUNKS:
+            parts.append(view[start - 8 : behind])
+    return b"".join([*parts, view[behind : behind + 12]])
+
+
+def _with_alpha(data: bytes) -> bytes:
+    """Return a BMP with red in the low byte as one with alpha, which Pillow reads in this order; others as they are."""
+    header, kind = struct.unpack_from("<L", data, 14)[0], data[28:34]
+    if kind != _BMP_MASKED or data[54:66] != _BMP_RED_FIRST or not _BMP_INFO <= header <= len(data):
+        return data
+    if header >= _BMP_INFO_ALPHA:
+        return data[:66] + _BMP_ALPHA + data[70:]
+    offset = struct.pack("<L", struct.unpack_from("<L", data, 10)[0] + len(_BMP_ALPHA))
+    return data[:10] + offset + struct.pack("<L", _BMP_INFO_ALPHA) + data[18:66] + _BMP_ALPHA + data[66:]
 
 
 def _has_too_many_webp_chunks(data: bytes) -> bool:
@@ -276,7 +292,9 @@ _GLANCES: dict[str, Callable[[bytes], tuple[int, int]]] = {
     "WEBP": _read_webp_size,
     "GIF": lambda data: struct.unpack_from("<HH", data, 6),
     "BMP": lambda data: struct.unpack_from("<ii", data, 18),
-    "AVIF": apart.find_size,
-    "HEIC": apart.find_size,
+    "AVIF": heif.find_size,
+    "HEIC": heif.find_size,
     "TIFF": tiff.read_size,
 }
+# Files that Pillow gets in another form.
+_REWRITTEN: dict[str, Callable[[bytes], bytes]] = {"PNG": _without_extras, "BMP": _with_alpha}

@@ -5,7 +5,7 @@ Pillow decodes unusual files (CMYK, anything libjpeg warns about). The functions
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ _DEPTH = 8
 _UNSUPPORTED_FRAMES = {
     **dict.fromkeys((0xC3, 0xC7, 0xCB, 0xCF), "lossless"),
     **dict.fromkeys((0xC5, 0xC6, 0xCD, 0xCE), "hierarchical"),
+    **dict.fromkeys((0xC9, 0xCA), "arithmetic-coded"),  # libjpeg does not notice that such a file is cut
     0xF7: "JPEG-LS",
 }
 _MAX_DEPTH = 16
@@ -36,6 +37,8 @@ _SEGMENT = struct.Struct(">BBH")
 """Prefix, marker and length."""
 _PLAIN = {0xC4, 0xDB, 0xDD, 0xFE, 0xE0, *range(0xE2, 0xF0)}
 """Tables, comments and application data other than EXIF: most segments."""
+_NEEDED = {0xC4, 0xDB, 0xDD, 0xE0, 0xEE, *_FRAMES}
+"""Segments that a decoder needs: tables, the frame, and how colours are stored."""
 # The next marker as libjpeg finds it: between segments, and after the pixels of a scan.
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
@@ -46,8 +49,8 @@ _MAX_JUNK_BYTES = 200_000
 # Each scan visits every pixel again; encoders write about ten.
 _MAX_SCANS = 100
 # What libjpeg says of a file that can be decoded, but perhaps not wholly. Source: jerror.h.
-_NO_END, _JUNK = "Premature end of JPEG file", "extraneous bytes before marker"
-_DAMAGES = _NO_END, _JUNK, "Corrupt JPEG data"
+_JUNK = "extraneous bytes before marker"
+_DAMAGES = "Premature end of JPEG file", _JUNK, "Corrupt JPEG data"
 _END_MARKER = b"\xff\xd9"
 _TOO_MUCH = "the JPEG has too many segments, scans or bytes between them"
 
@@ -90,13 +93,13 @@ def read_header(data: bytes) -> JpegHeader:
     return JpegHeader(exif, scans, is_single_scan, size if all(size) else None)
 
 
-def _iterate(data: bytes) -> Iterator[tuple[int, int]]:
-    # At least eight bytes follow each position.
+def _iterate(data: bytes, plain: Container[int] = _PLAIN) -> Iterator[tuple[int, int]]:
+    # At least eight bytes follow each position. Markers in `plain` are left out.
     at, junk, is_after_scan = 2, 0, False
     last = len(data) - 8
     for _ in range(_MAX_MARKERS):
         prefix, marker, length = _SEGMENT.unpack_from(data, at) if not is_after_scan and at + 2 <= last else (0, 0, 0)
-        if prefix == _PREFIX and marker in _PLAIN:
+        if prefix == _PREFIX and marker in plain:
             at += 2 + max(2, length)
             continue
         if prefix == _PREFIX and marker not in _NO_MARKER:
@@ -185,16 +188,30 @@ def require_whole(data: bytes) -> None:
 
 def _decode(data: bytes, colors: str, **wanted: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - simplejpeg's options
     try:
-        try:
-            pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colors, **wanted)
-        except ValueError as error:
-            if _NO_END in str(error):
-                return simplejpeg.decode_jpeg(data + _END_MARKER, colors, **wanted)  # type: ignore[no-any-return]
-            if _JUNK in str(error):
-                return simplejpeg.decode_jpeg(data, colors, strict=False, **wanted)  # type: ignore[no-any-return]
-            raise
+        return simplejpeg.decode_jpeg(data, colors, **wanted)  # type: ignore[no-any-return]
     except ValueError as error:
-        if any(damage in str(error) for damage in _DAMAGES):
-            raise InvalidImage("the image data is truncated or corrupt") from error
-        raise
-    return pixels
+        if not any(damage in str(error) for damage in _DAMAGES):
+            raise
+    # What is wrong may be a part that no decoder needs. Of each file, libjpeg says only what it finds first.
+    data = _without_extras(data)
+    has_end = data.rfind(_END_MARKER) >= 0
+    if not has_end:
+        data += _END_MARKER
+    try:
+        return simplejpeg.decode_jpeg(data, colors, **wanted)  # type: ignore[no-any-return]
+    except ValueError as error:
+        # Bytes that mean nothing behind the pixels. Behind the first of several scans, they say nothing of the others.
+        if _JUNK in str(error) and (has_end or read_header(data).is_single_scan):
+            return simplejpeg.decode_jpeg(data, colors, strict=False, **wanted)  # type: ignore[no-any-return]
+        raise InvalidImage("the image data is truncated or corrupt") from error
+
+
+def _without_extras(data: bytes) -> bytes:
+    """Return a file without application data, comments, and what stands between its segments before the pixels."""
+    parts = [data[:2]]
+    for marker, at in _iterate(data, ()):
+        if marker == _START_OF_SCAN:
+            return b"".join([*parts, data[at - 2 :]])
+        if marker in _NEEDED:
+            parts.append(data[at - 2 : at + int.from_bytes(data[at : at + 2])])
+    return data

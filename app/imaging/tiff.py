@@ -54,6 +54,7 @@ _WITH_ALPHA = {2, 4}
 # Bits per sample with which OpenCV decodes the part of a tile that is beyond the width into the pixels.
 _MISREAD_TILES = {(16,), (8, 8)}
 _PALETTE_VALUES = 3 * 256
+_MAX_BYTE = 255
 # Maximum number of values by tag, for all tags that are read.
 _WANTED = {
     **dict.fromkeys((_WIDTH, _HEIGHT, _SUBFILE, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _SAMPLES, _ROWS), 1),
@@ -212,7 +213,8 @@ def _check_pixels(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...
     if photometric == _INDEXED:
         if len(found.get(_PALETTE, ())) != _PALETTE_VALUES:
             raise InvalidImage("the TIFF's palette has not 256 colours")
-        tags[_PALETTE] = found[_PALETTE]
+        palette = found[_PALETTE]  # of 16 bits, but some programs write 8
+        tags[_PALETTE] = palette if max(palette) > _MAX_BYTE else tuple(257 * value for value in palette)
     if samples in _WITH_ALPHA:
         tags[_EXTRA] = (_ASSOCIATED_ALPHA,)  # in any case: otherwise libtiff would blend the colours with black
     return tags

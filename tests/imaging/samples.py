@@ -37,8 +37,8 @@ def limits(pixels: int) -> PixelLimits:
     return PixelLimits(pixels, pixels)
 
 
-def pixels_of(data: bytes) -> NDArray[np.uint8]:
-    header = read_header(data, limits(2 * MEGA))
+def pixels_of(data: bytes, most: int = 2 * MEGA) -> NDArray[np.uint8]:
+    header = read_header(data, limits(most))
     return decode(header, (header.width, header.height))
 
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.errors import GatewayFull, InvalidImage
-from app.imaging.apart import Decoders, find_size
+from app.imaging.apart import Decoders
+from app.imaging.heif import find_size
 from tests.imaging.samples import AVIF, HEIC, NOISE, PIXELS, encode
 
 
@@ -45,33 +46,21 @@ def test_pixels_are_upright_and_rgb(decoders: Decoders) -> None:
         np.testing.assert_allclose(decoders.decode(file, "AVIF"), np.full((30, 40, 3), 255), atol=3)
 
 
-@pytest.mark.parametrize(("turns", "axis"), [(1, 0), (2, 1), (3, None)])
-def test_rotation_and_mirroring_of_an_avif_are_applied(decoders: Decoders, turns: int, axis: int | None) -> None:
-    """First the rotation, then the mirroring, as MIAF has it. Source: ISO/IEC 23008-12, 6.5.10 and 6.5.12."""
-    at = AVIF.index(b"irot") + 4
-    mirror = b"" if axis is None else b"\0\0\0\x09imir" + bytes([axis])
-
-    pixels = decoders.decode(AVIF[:at] + bytes([turns]) + AVIF[at + 1 :] + mirror, "AVIF")
-
-    expected = np.rot90(decoders.decode(AVIF, "AVIF"), turns + 1)  # it is stored a quarter turn off
-    np.testing.assert_array_equal(pixels, expected if axis is None else np.flip(expected, axis))
-
-
-def with_aperture(data: bytes, properties: int, aperture: tuple[int, ...]) -> bytes:
-    """Put a clean aperture in front of the rotation, which is the last of the properties of `AVIF` or `HEIC`.
+def with_property(data: bytes, properties: int, kind: bytes, content: bytes) -> bytes:
+    """Put a property in front of the rotation, which is the last of the properties of `AVIF` or `HEIC`.
 
     Source: ISO/IEC 14496-12, 12.1.4; ISO/IEC 23008-12, 9.3.
     """
-    box = struct.pack(">L4s8l", 40, b"clap", *aperture)
+    box = struct.pack(">L4s", 8 + len(content), kind) + content
     made = bytearray(data)
     ipma = data.index(b"ipma") - 4
     end = ipma + int.from_bytes(data[ipma : ipma + 4])
     moved = data.index((data.index(b"mdat") - 6).to_bytes(4))  # where `iloc` says that the data is
     for at, growth in (
-        (data.index(b"meta") - 4, 41),
-        (moved, 41),
-        (data.index(b"iprp") - 4, 41),
-        (data.index(b"ipco") - 4, 40),
+        (data.index(b"meta") - 4, len(box) + 1),
+        (moved, len(box) + 1),
+        (data.index(b"iprp") - 4, len(box) + 1),
+        (data.index(b"ipco") - 4, len(box)),
         (ipma, 1),
     ):
         made[at : at + 4] = (int.from_bytes(made[at : at + 4]) + growth).to_bytes(4)
@@ -80,6 +69,19 @@ def with_aperture(data: bytes, properties: int, aperture: tuple[int, ...]) -> by
     rotation = data.index(b"irot") - 4
     made[rotation:rotation] = box
     return bytes(made)
+
+
+@pytest.mark.parametrize(("turns", "axis"), [(1, 0), (2, 1), (3, None)])
+def test_rotation_and_mirroring_of_an_avif_are_applied(decoders: Decoders, turns: int, axis: int | None) -> None:
+    """First the rotation, then the mirroring, also behind a large profile. Source: ISO/IEC 23008-12, 6.5.10 and 6.5.12."""
+    at = AVIF.index(b"irot") + 4
+    turned = AVIF[:at] + bytes([turns]) + AVIF[at + 1 :]
+    kind, content = (b"colr", b"prof" + bytes(70_000)) if axis is None else (b"imir", bytes([axis]))
+
+    pixels = decoders.decode(with_property(turned, 5, kind, content), "AVIF")
+
+    expected = np.rot90(decoders.decode(AVIF, "AVIF"), turns + 1)  # it is stored a quarter turn off
+    np.testing.assert_array_equal(pixels, expected if axis is None else np.flip(expected, axis))
 
 
 CORNER = (16, 1, 8, 1, 0, 2, -24, 2)
@@ -93,7 +95,8 @@ def test_image_is_cropped_to_its_aperture(decoders: Decoders) -> None:
     for data, name, properties, middle in ((AVIF, "AVIF", 5, False), (HEIC, "HEIC", 3, True)):
         whole = decoders.decode(data, name)
         corner, other, invalid = (
-            decoders.decode(with_aperture(data, properties, aperture), name) for aperture in (CORNER, MIDDLE, INVALID)
+            decoders.decode(with_property(data, properties, b"clap", struct.pack(">8l", *aperture)), name)
+            for aperture in (CORNER, MIDDLE, INVALID)
         )
         np.testing.assert_allclose(corner.astype(int), whole[:, 24:], atol=3)
         np.testing.assert_array_equal(other, whole[4:12, 12:20] if middle else whole)

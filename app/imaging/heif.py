@@ -1,0 +1,106 @@
+"""Read the boxes of AVIF and HEIC files that describe their images.
+
+Source: ISO/IEC 14496-12 (boxes, which may come in any order) and ISO/IEC 23008-12 (properties of images).
+"""
+
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from fractions import Fraction
+from itertools import islice
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+_HEADER, _LARGE_SIZE = struct.Struct(">L4s"), struct.Struct(">Q")
+_TO_THE_END, _IS_LARGE = 0, 1
+_FULL_BOX_BYTES = 4
+"""Version and flags, which some boxes begin with."""
+_LONG_IDS = 3
+"""The version of `infe` in which identifiers have 32 bits."""
+_AV1_MONOCHROME, _IS_FULL_RANGE = 0x10, 0x80
+# Far beyond what cameras and programs write; each takes a microsecond.
+_MAX_BOXES = 1000
+
+
+def find_size(data: bytes) -> tuple[int, int]:
+    """Return width and height in pixels of the largest image in a file; zeros if there is none."""
+    sizes = (struct.unpack_from(">LL", data, start + _FULL_BOX_BYTES) for start in _properties(data, b"ispe", 12))
+    return max(sizes, key=prod, default=(0, 0))
+
+
+def crop(data: bytes, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Cut pixels (height, width, 3) to a clean aperture of whole pixels in the upper left corner; Chromium ignores others."""
+    # It is given by width, height, and the distances of its centre from that of the image, each as a fraction.
+    height, width = pixels.shape[:2]
+    for start in islice(_properties(data, b"clap", 32), 1):
+        aperture = struct.unpack_from(">8l", data, start)
+        with suppress(ZeroDivisionError):
+            columns, rows, right, down = (Fraction(*aperture[at : at + 2]) for at in range(0, 8, 2))
+            is_valid = columns.denominator == rows.denominator == 1 <= min(columns, rows)
+            if is_valid and (2 * right, 2 * down) == (columns - width, rows - height):
+                return pixels[: int(rows), : int(columns)]
+    return pixels
+
+
+def turn(data: bytes, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Rotate pixels (height, width, 3) anticlockwise, then mirror them, as the properties say."""
+    for start in islice(_properties(data, b"irot", 1), 1):
+        pixels = np.rot90(pixels, data[start] & 3)
+    for start in islice(_properties(data, b"imir", 1), 1):
+        pixels = np.flip(pixels, data[start] & 1)
+    return pixels
+
+
+def is_limited_grey(data: bytes) -> bool:
+    """Return whether an AVIF without colours has its black at 16 and its white at 235. Source: AV1-ISOBMFF, 2.3.3."""
+    is_grey = all(data[start + 2] & _AV1_MONOCHROME for start in _properties(data, b"av1C", 4))
+    colours = [start for start in _properties(data, b"colr", 11) if data.startswith(b"nclx", start)]
+    return is_grey and any(not data[start + 10] & _IS_FULL_RANGE for start in colours)
+
+
+def image_alone(data: bytes) -> bytearray:
+    """Return a file in which nothing is marked as alpha, which takes time and memory, or as EXIF or XMP.
+
+    OpenCV does not decode grey with alpha, and looks for EXIF and XMP in the first 500 bytes only.
+    """
+    made = bytearray(data)
+    for start in _properties(data, b"auxC", _FULL_BOX_BYTES + 1):
+        made[start + _FULL_BOX_BYTES] = 0  # its name is empty now
+    for start, end in _find(data, ((b"meta", _FULL_BOX_BYTES), (b"iinf", 0)), 0, len(data)):
+        names = start + _FULL_BOX_BYTES + (4 if data[start] else 2)  # behind the number of items
+        for entry, behind in _find(data, ((b"infe", _FULL_BOX_BYTES),), names, end):
+            at = entry + (4 if data[entry - _FULL_BOX_BYTES] == _LONG_IDS else 2) + 2  # behind the identifier and the protection
+            if data[at : min(at + 4, behind)] in {b"Exif", b"mime"}:
+                made[at : at + 4] = b"skip"
+    return made
+
+
+def _properties(data: bytes, kind: bytes, nbytes: int) -> Iterator[int]:
+    """Yield where the properties of this kind begin that have so many bytes, behind the header of their box."""
+    path = ((b"meta", _FULL_BOX_BYTES), (b"iprp", 0), (b"ipco", 0), (kind, 0))
+    yield from (start for start, end in _find(data, path, 0, len(data)) if end - start >= nbytes)
+
+
+def _find(data: bytes, path: tuple[tuple[bytes, int], ...], at: int, end: int) -> Iterator[tuple[int, int]]:
+    (wanted, skipped), *inner = path
+    for kind, begin, behind in islice(_boxes(data, at, end), _MAX_BOXES):
+        if kind == wanted:
+            start = begin + skipped
+            yield from _find(data, tuple(inner), start, behind) if inner else ((start, behind),)
+
+
+def _boxes(data: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield type, beginning of the content and end of each box; the file may be truncated."""
+    while at + _HEADER.size <= end:
+        size, kind = _HEADER.unpack_from(data, at)
+        start = at + _HEADER.size
+        if size == _IS_LARGE and start + _LARGE_SIZE.size <= end:
+            (size,) = _LARGE_SIZE.unpack_from(data, start)
+            start += _LARGE_SIZE.size
+        behind = end if size == _TO_THE_END else at + size
+        if behind < start:
+            return
+        yield kind, start, min(behind, end)
+        at = behind
