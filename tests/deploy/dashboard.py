@@ -31,6 +31,4 @@ class Panel(msgspec.Struct):
     targets: list[Target] = msgspec.field(default_factory=list)
 
 
-_FILE = msgspec.json.decode(DASHBOARD.read_bytes())
-PANELS = msgspec.convert(_FILE["panels"], list[Panel])
-VARIABLES = {str(variable["name"]) for variable in _FILE["templating"]["list"]}
+PANELS = msgspec.convert(msgspec.json.decode(DASHBOARD.read_bytes())["panels"], list[Panel])

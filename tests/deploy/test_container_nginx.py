@@ -23,7 +23,7 @@ import pytest
 from app.host.processes import end_group
 from app.settings.schema import PREFIX
 from app.triton.shared_memory import SHM
-from tests.deploy.containers import READY_SECONDS, USER, Container, Image, first_process, stop, temporary_folder
+from tests.deploy.containers import READY_SECONDS, USER, Built, Container, first_process, stop, temporary_folder
 from tests.deploy.needs import DEPLOY, defaults, load
 from tests.networks import bring_up, enter, ip, network
 from tests.nginx import SHIPPED, write_certificate
@@ -88,7 +88,7 @@ def namespaces() -> Iterator[Networks]:
 class Instances(NamedTuple):
     """How to run the containers of Compose's instances."""
 
-    image: Image
+    image: Built
     networks: Networks
     triton: str
     """Its address."""
@@ -222,7 +222,7 @@ class Clients:
 
 
 async def test_no_request_is_lost_when_a_container_is_killed(
-    api: Image, triton_of_containers: str, namespaces: Networks, client: httpx.AsyncClient, tmp_path: Path
+    api: Built, triton_of_containers: str, namespaces: Networks, client: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     expected = {}
     for name in IMAGES:

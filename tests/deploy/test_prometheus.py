@@ -4,12 +4,10 @@ import re
 import subprocess
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from app.api.routes import ModelRoute
-from tests.deploy.dashboard import DASHBOARD, PANELS, VARIABLES
-from tests.deploy.kubernetes import FOLDER as KUBERNETES
+from tests.deploy.dashboard import DASHBOARD
 from tests.deploy.needs import PATHS, load
 from tests.programs import require_program
 from tests.prometheus import CONFIG
@@ -45,32 +43,6 @@ def test_each_alert_has_scenarios_and_a_section_of_the_runbook() -> None:
         assert alert["annotations"]["runbook"] == f"docs/how-to/runbook.md#{name.lower()}"
 
 
-@pytest.mark.system
-def test_the_adapter_measures_the_model_that_has_most_to_do(tmp_path: Path) -> None:
-    rules = load(KUBERNETES / "prometheus-adapter.yaml")["rules"]
-    queries = [
-        rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'pod=~"a|b"')
-        for rule in [*rules["custom"], *rules["external"]]
-    ]
-    metrics = {
-        "api_model_active_requests": {"full": 40, "idle": 0, "other": 0},
-        "api_model_request_limit": {"full": 40, "idle": 200, "other": 8},
-        "api_inference_waiting_images": {"full": 30, "idle": 0, "other": 2},
-    }
-    series = [
-        {"series": f'{metric}{{pod="a", model="{model}"}}', "values": str(value)}
-        for metric, models in metrics.items()
-        for model, value in models.items()
-    ]
-    expected = [
-        {"expr": query, "eval_time": "0m", "exp_samples": [{"labels": labels, "value": value}]}
-        for query, labels, value in zip(queries, ('{pod="a"}', "{}"), (1, 32), strict=True)
-    ]
-    (tmp_path / "test.yml").write_bytes(msgspec.json.encode({"tests": [{"input_series": series, "promql_expr_test": expected}]}))
-
-    assert "SUCCESS" in promtool("test", "rules", "test.yml", folder=tmp_path)
-
-
 @pytest.mark.parametrize("file", [FOLDER / "recordings.yml", DASHBOARD], ids=lambda file: str(file.name))
 def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
     (pattern,) = set(re.findall(r'endpoint=~\\?"(.*?)\\?"', file.read_text(encoding="utf-8")))
@@ -80,13 +52,3 @@ def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
 
     assert {route for route in routes if not re.fullmatch(pattern, route)} == set()
     assert not any(re.fullmatch(pattern, route) for route in others)
-
-
-def test_variables_of_the_dashboard_are_used_and_defined() -> None:
-    charts = [panel for panel in PANELS if panel.type != "row"]
-    sources = re.findall(r'"datasource": \{"type": "prometheus", "uid": "([^"]*)"\}', DASHBOARD.read_text(encoding="utf-8"))
-    used = {name for panel in charts for target in panel.targets for name in re.findall(r"\$(\w+)", target.expr)}
-
-    assert set(sources) == {"${datasource}"}
-    assert len(sources) == len(charts) + len(VARIABLES) - 1
-    assert {"datasource", *used} - {"__rate_interval"} == VARIABLES
