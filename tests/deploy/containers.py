@@ -64,8 +64,6 @@ class Container(NamedTuple):
     is_read_only: bool = True
     shm_size: str = ""
     """Of shared memory of its own; this machine's if empty."""
-    network: str = ""
-    """Name of the network namespace; this machine's if empty."""
 
     def start(self, command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":  # noqa: ANN401
         """Run a program as the image's user, as process 1 of its own namespace."""
@@ -82,9 +80,8 @@ class Container(NamedTuple):
             "FOLDER": config["WorkingDir"],
         }
         unset = [f"--unset={name}" for name in entering]
-        network = ["nsenter", f"--net=/run/netns/{self.network}"] if self.network else []
         return subprocess.Popen(
-            [*network, "unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh", *unset, *command],
+            ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh", *unset, *command],
             env=environ | entering,
             start_new_session=True,
             **options,
@@ -106,14 +103,10 @@ class Container(NamedTuple):
             kill_group(process)
 
 
-def first_process(process: "subprocess.Popen[bytes]") -> psutil.Process:
-    (first,) = psutil.Process(process.pid).children()
-    return first
-
-
 def stop(process: "subprocess.Popen[bytes]", seconds: float = 60) -> int:
     """Send the stop signal to a container's process 1, as an engine does, and return the exit code."""
-    first_process(process).terminate()
+    (first,) = psutil.Process(process.pid).children()
+    first.terminate()
     return process.wait(seconds)
 
 

@@ -38,28 +38,6 @@ def test_hadolint_has_no_complaint() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    ("builder", "arguments", "image", "options"),
-    [
-        ("docker", ["--no-cache"], ["--target", "api", "--tag", f"nereid:{__version__}"], ["--no-cache"]),
-        ("buildah", ["embedded", "--pull"], ["--target", "embedded", "--tag", f"nereid:{__version__}-embedded"], ["--pull"]),
-    ],
-)
-def test_each_builder_gets_target_tag_and_options(
-    tmp_path: Path, builder: str, arguments: list[str], image: list[str], options: list[str]
-) -> None:
-    """Docker builds in a format that has a health check; the others must be told to."""
-    (tmp_path / builder).write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n", encoding="utf-8")
-    (tmp_path / builder).chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BUILDER": builder}
-    given = subprocess.check_output([ROOT / "deploy/container/build", *arguments], env=environ, text=True).splitlines()
-
-    assert ("--format=docker" in given) == (builder != "docker")
-    assert given[given.index("--target") :][:4] == image
-    assert f"VERSION={__version__}" in given
-    assert given[-1 - len(options) :] == [*options, "."]
-
-
 @pytest.fixture
 def container(api: Built, triton_of_containers: str, tmp_path: Path) -> Container:
     """One of the API, with a Triton that runs on this machine, and a folder for /tmp."""

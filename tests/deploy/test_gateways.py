@@ -12,9 +12,8 @@ import pytest
 from app.host import cores, ports
 from app.settings.schema import Settings
 from app.triton.shared_memory import MAX_WORKER_BYTES
-from tests.deploy.compose import CPU, GPU, GPUS, INSTANCES, SERVICES, Service
 from tests.deploy.kubernetes import plain, volume
-from tests.deploy.needs import DEPLOY, IMAGE, load, nbytes, settings_of, upstream
+from tests.deploy.needs import CPU, DEPLOY, GPU, GPUS, IMAGE, INSTANCES, SERVICES, Service, load, nbytes, settings_of, upstream
 from tests.deploy.units import COMPOSE, NEREID, TRITON, environment, options_of, triton_command
 from tests.prometheus import CONFIG, uncommented
 from tests.test_model_repository import PRODUCTION, generated

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.deploy import units
-from tests.deploy.compose import GPU, SERVICES
-from tests.deploy.needs import DEPLOY
+from tests.deploy.needs import DEPLOY, GPU, SERVICES
 from tests.deploy.units import options_of
 
 _NAME = "compose.models.yaml"

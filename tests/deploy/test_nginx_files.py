@@ -10,8 +10,7 @@ from app.api.receiving.client_watch import body_too_large
 from app.api.routes import VERSION, ModelRoute
 from app.errors import BodyTooLarge, MalformedRequest
 from app.settings.schema import DIALECTS, Settings
-from tests.deploy.compose import INSTANCES
-from tests.deploy.needs import PATHS
+from tests.deploy.needs import INSTANCES, PATHS
 from tests.nginx import SHIPPED
 
 TEXT = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")

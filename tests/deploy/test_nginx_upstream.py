@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socket import create_connection
-from struct import pack, unpack
+from socket import create_connection, create_server, socket
 from threading import Event
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -17,7 +16,7 @@ from bench.harness.processes import running
 from tests.deploy.test_nginx import assert_problem, exchange, get
 from tests.fakes.http import serving
 from tests.faults.test_resources import NEEDS_MOUNTS
-from tests.nginx import SHIPPED, Proxy, prepare
+from tests.nginx import SHIPPED, Proxy, prepare, proxying
 from tests.processes import wait_for
 from tests.support import free_port
 
@@ -29,10 +28,6 @@ BEGINNING = bytes(2**20)
 """What is sent of a body, of which NGINX writes most to the disk."""
 IMAGE, SMALL = bytes(700_000), bytes(600_000)
 """NGINX keeps up to 1.25 times `client_body_buffer_size` in memory: 655,360 bytes."""
-HEADERS, SETTINGS = 1, 4
-"""Kinds of frames of HTTP/2."""
-GET = b"\x82\x87\x84\x01\x06nereid"
-"""GET https://nereid/"""
 
 
 class Instance(BaseHTTPRequestHandler):
@@ -115,6 +110,19 @@ def test_each_instance_is_asked_once_until_one_answers(proxy: Proxy) -> None:
     assert_problem(post(proxy, "/predict/hangs"), 504, "gateway_timeout")  # the gateway itself keeps its deadlines
 
 
+def test_address_of_a_container_that_is_gone_is_passed_over(tmp_path: Path) -> None:
+    """Nobody answers there, not even with a refusal: as the queue of the socket is full, packets are dropped."""
+    with serving(Instance) as url, create_server(("127.0.0.1", 0), backlog=0) as gone, ExitStack() as stack:
+        for _ in range(4):
+            (waiting := stack.enter_context(socket())).settimeout(0)
+            waiting.connect_ex(gone.getsockname())
+        servers = ["127.0.0.1:{1}".format(*gone.getsockname()), urlsplit(url).netloc]
+        with proxying(servers, tmp_path) as proxy:
+            assert [post(proxy, "/predict/200")[0] for _ in range(4)] == [200] * 4
+            wait_for(lambda: len([line for line in proxy.log_lines() if line["request"] == "POST /predict/200"]) == 4)
+            assert "504, 200" in {line["upstream_status"] for line in proxy.log_lines()}
+
+
 def test_gateway_is_told_who_asks_by_nginx_alone(proxy: Proxy) -> None:
     lies = ["X-Real-IP: 192.0.2.1", "X-Forwarded-For: 192.0.2.2", "X-Forwarded-Proto: http", "Forwarded: for=192.0.2.3"]
     post(proxy, "/predict/200", *lies, "X-Request-ID: mine", "Authorization: Bearer camera-1.secret")
@@ -188,29 +196,6 @@ def test_unfinished_bodies_do_not_keep_other_addresses_out(proxy: Proxy, length:
         begun = [uploads(proxy, f"127.0.0.{last}", 10, head(length), beginning[:9]) for last in range(41, 47)]
         assert [stack.enter_context(each) for each in begun] == [8] * 6
         assert [send(proxy, body).status_code for body in (IMAGE, SMALL, bytes(10_000_000))] == [200] * 3
-
-
-def frame(kind: int, stream: int, content: bytes = b"") -> bytes:
-    """Encode a frame of HTTP/2, after which the stream goes on."""
-    return pack(">IBBI", len(content), kind, 4 if kind == HEADERS else 0, stream)[1:] + content
-
-
-def test_in_http_2_a_get_may_have_a_body_too(proxy: Proxy) -> None:
-    """Without a length; 32 are enough for the requests of a browser, which have none."""
-    proxy.trust.set_alpn_protocols(["h2"])
-    bare = create_connection(("127.0.0.1", urlsplit(proxy.url).port), timeout=30)
-    refused: set[int] = set()
-    with proxy.trust.wrap_socket(bare, server_hostname="localhost") as connection, connection.makefile("rb") as received:
-        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0))
-        for number in range(40):
-            connection.sendall(frame(HEADERS, 2 * number + 1, GET))
-        while len(refused) < 8:
-            length, kind, _, stream = unpack(">IBBI", b"\0" + received.read(9))
-            received.read(length)
-            if kind == HEADERS:
-                refused.add(stream)
-
-    assert refused == set(range(65, 80, 2))
 
 
 @NEEDS_MOUNTS

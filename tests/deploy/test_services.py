@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from app.settings.schema import Settings
-from tests.deploy.compose import GPU, INSTANCES, PROJECTS, SERVICES, Service, mounts
-from tests.deploy.needs import DEPLOY, defaults, load, settings_of
+from tests.deploy.needs import DEPLOY, GPU, INSTANCES, PROJECTS, SERVICES, Service, defaults, load, mounts, settings_of
 
 STACK: dict[str, Any] = load(DEPLOY / "stack.yaml")
 SWARM: dict[str, Service] = STACK["services"]
