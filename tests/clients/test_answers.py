@@ -2,18 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from io import BytesIO
 
 import httpx
 import msgspec
 import pytest
-from PIL import Image
 
 from app.embedded.server import EmbeddedTriton
 from app.settings.schema import Settings
-from nereid_client import AsyncClient, Client, ImageSize, Prepare, Problem, Vector
-from tests.clients.conftest import ThreadTransport
-from tests.clients.responses import detected
+from nereid_client import AsyncClient, Client, Problem, Vector
+from tests.clients.conftest import ThreadTransport, detected
 from tests.fakes import models
 from tests.search.made import served
 from tests.support import SCENE
@@ -80,40 +77,26 @@ async def test_images_are_indexed_found_and_deleted(asynchronous: AsyncClient) -
 
 async def test_client_and_async_client_return_the_same_answers(asynchronous: AsyncClient, transport: httpx.ASGITransport) -> None:
     await asynchronous.ingest(SCENE, image_id="one")
-    calls: list[tuple[str, tuple[object, ...], str]] = [
-        ("ocr", (SCENE,), "texts"),
-        ("detect_faces", (SCENE,), "faces"),
-        ("recognize_faces", (SCENE,), "embeddings"),
-        ("verify_faces", (SCENE, SCENE), "match"),
-        ("embed", (SCENE,), "embedding"),
-        ("embed_boxes", (SCENE, [(0, 0, 1, 1)]), "boxes"),
-        ("analyze", (SCENE,), "detections"),
-        ("predict", ("six_columns", SCENE), "detections"),
-        ("ingest", (SCENE,), "existing_image_id"),
-        ("search_image", (SCENE,), "results"),
-        ("search_faces", (SCENE,), "results"),
-        ("search_text", ("r",), "results"),
-    ]
-    found = [getattr(await getattr(asynchronous, name)(*given), field) for name, given, field in calls]
+    calls: dict[str, tuple[tuple[object, ...], str]] = {
+        **{name: ((SCENE,), field) for name, field in (("ocr", "texts"), ("embed", "embedding"), ("analyze", "detections"))},
+        **{name: ((SCENE,), field) for name, field in (("detect_faces", "faces"), ("recognize_faces", "embeddings"))},
+        **dict.fromkeys(("search_image", "search_faces"), ((SCENE,), "results")),
+        "verify_faces": ((SCENE, SCENE), "match"),
+        "embed_boxes": ((SCENE, [(0, 0, 1, 1)]), "boxes"),
+        "predict": (("six_columns", SCENE), "detections"),
+        "ingest": ((SCENE,), "existing_image_id"),
+        "search_text": (("r",), "results"),
+    }
+    found = [getattr(await getattr(asynchronous, name)(*given), field) for name, (given, field) in calls.items()]
 
     def ask() -> list[object]:
         with Client(transport=ThreadTransport(transport, loop)) as client:
-            answers = [getattr(getattr(client, name)(*given), field) for name, given, field in calls]
+            answers = [getattr(getattr(client, name)(*given), field) for name, (given, field) in calls.items()]
             return [*answers, client.embed_batch([SCENE]), client.delete_image("one").total_deleted > 1]
 
     loop = asyncio.get_running_loop()
     batch = await asynchronous.embed_batch([SCENE])
     assert await asyncio.to_thread(ask) == [*found, batch, True]
-
-
-async def test_corners_of_a_prepared_picture_are_those_of_the_original(asynchronous: AsyncClient) -> None:
-    file = BytesIO()
-    Image.open(BytesIO(SCENE)).resize((800, 400)).save(file, "PNG")
-    small = await asynchronous.ocr(SCENE)
-    large = await asynchronous.ocr(file.getvalue(), prepare=Prepare(200, 95))
-
-    assert (large.image, large.texts) == (ImageSize(800, 400), small.texts)
-    assert large.regions[0].box == pytest.approx([4 * at for at in small.regions[0].box], abs=12)
 
 
 async def test_steps_of_a_cascade_are_apart_from_the_objects() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from nereid_client import AsyncClient, Retries
 from nereid_client.command import main
-from tests.clients.responses import detected, refused
+from tests.clients.conftest import detected, refused
 
 RED = ("red", 0, 0.9, (20.0, 30.0, 80.0, 90.0))
 PARAMETERS = {"confidence": "0.4", "model": "doors", "boxes": "pixel"}
@@ -112,10 +112,8 @@ def test_failure_is_listed_and_tried_again(gateway: Gateway, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("response", "options", "message"),
     [
-        *(
-            (refused(status, code), [], f"{status} {code}: not now (request 7)")
-            for status, code in {401: "unauthorized", 404: "unknown_model", 400: "wrong_task", 503: "circuit_open"}.items()
-        ),
+        (refused(401, "unauthorized"), [], "401 unauthorized: not now (request 7)"),
+        (refused(503, "circuit_open"), [], "503 circuit_open: not now (request 7)"),
         (httpx.Response(200, text="Welcome"), [], "http://127.0.0.1:4603/ does not respond as"),
         (drawn(""), ["--drawn", "photos/a.jpg/drawn"], "[Errno "),
     ],
@@ -169,21 +167,16 @@ def test_lines_go_to_stdout_without_a_file(
     assert (gateway.asked[0].headers["authorization"], gateway.asked[0].url.host) == ("Bearer camera.secret", "gateway")
 
 
-@pytest.mark.parametrize("boxes", ["pixel", "normalized"])
-def test_csv_has_a_row_per_detection(gateway: Gateway, boxes: str) -> None:
-    gateway.respond = lambda name: detected(RED) if name == "a.jpg" else detected()
-
-    assert detect("photos", "--out", "results.csv", "--boxes", boxes) == 0
-    assert [*csv.reader(Path("results.csv").read_text().splitlines())] == [
-        ["file", "class_id", "class_name", "confidence", "x1", "y1", "x2", "y2"],
-        ["a.jpg", "0", "red", "0.9", "20.0", "30.0", "80.0", "90.0"],
-    ]
-    assert gateway.asked[0].url.params["boxes"] == boxes
-
-
-def test_coco_is_a_dataset_whose_annotations_are_results(gateway: Gateway) -> None:
+def test_csv_and_coco_have_an_entry_per_detection(gateway: Gateway) -> None:
     gateway.respond = lambda name: detected(RED) if name == "b.png" else detected()
 
+    assert detect("photos", "--out", "results.csv", "--boxes", "normalized") == 0
+    assert [*csv.reader(Path("results.csv").read_text().splitlines())] == [
+        ["file", "class_id", "class_name", "confidence", "x1", "y1", "x2", "y2"],
+        ["b.png", "0", "red", "0.9", "20.0", "30.0", "80.0", "90.0"],
+    ]
+    assert gateway.asked[0].url.params["boxes"] == "normalized"
+    gateway.asked.clear()
     assert detect("photos", "--out", "results.json", "--in-flight", "1", "--boxes", "normalized") == 0
     assert gateway.asked[0].url.params["boxes"] == "pixel"
     box = {"bbox": [20, 30, 60, 60], "area": 3600, "iscrowd": 0, "score": 0.9}
@@ -194,17 +187,16 @@ def test_coco_is_a_dataset_whose_annotations_are_results(gateway: Gateway) -> No
     }
 
 
-@pytest.mark.parametrize(("options", "confidence"), [([], ""), (["--save-conf"], " 0.9")])
-def test_yolo_is_a_folder_of_labels(gateway: Gateway, photos: Path, options: list[str], confidence: str) -> None:
+def test_yolo_is_a_folder_of_labels(gateway: Gateway, photos: Path) -> None:
     answers = {"b.png": ("red", 0, 0.9, (0.1, 0.3, 0.4, 0.9)), "d.jpg": ("blue", 2, 0.55, (0.6, 0.1, 0.9, 0.6))}
     gateway.respond = lambda name: detected(answers[name]) if name in answers else detected()
     for new in ("a.jpg", "d.jpg"):
         (photos / new).write_text(new)
-        assert detect("photos", "--out", "labels", *options) == 0
+        assert detect("photos", "--out", "labels", "--save-conf") == 0
 
     assert gateway.asked[0].url.params["boxes"] == "normalized"
     written = {path.name: path.read_text() for path in Path("labels").rglob("*.txt")}
-    assert written["b.txt"] == f"0 0.250000 0.600000 0.300000 0.600000{confidence}\n"
+    assert written["b.txt"] == "0 0.250000 0.600000 0.300000 0.600000 0.9\n"
     assert written["d.txt"].startswith("2 0.750000 0.350000 0.300000 0.500000")
     assert (written["a.txt"], written["c.txt"], written["classes.txt"]) == ("", "", "red\n1\nblue\n")
     assert (Path("labels") / "deeper" / "c.txt").exists()
@@ -232,16 +224,15 @@ def test_text_of_a_response_does_not_control_the_terminal(gateway: Gateway, caps
     assert capsys.readouterr().err == "a.jpg: 415: \\x1b[2Jnot ä\\npicture\n"
 
 
-@pytest.mark.parametrize("name", ["../../escaped.jpg", "/escaped.jpg"])
-def test_result_file_names_only_pictures_in_the_folder(gateway: Gateway, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_result_file_names_only_pictures_in_the_folder(gateway: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     """A YOLO folder that somebody else has made must not make the command write elsewhere."""
     detect("photos", "--out", "labels", "--in-flight", "1")
     journal = Path("labels", "results.jsonl")
-    journal.write_text(journal.read_text().replace('"a.jpg"', json.dumps(name)))
+    journal.write_text(journal.read_text().replace('"a.jpg"', '"../../escaped.jpg"'))
     gateway.asked.clear()
 
     assert detect("photos", "--out", "labels") == 2
-    assert f"line 1: '{name}' is outside of the folder" in capsys.readouterr().err
+    assert "line 1: '../../escaped.jpg' is outside of the folder" in capsys.readouterr().err
     assert gateway.asked == []
 
 
@@ -249,20 +240,14 @@ def test_result_file_names_only_pictures_in_the_folder(gateway: Gateway, capsys:
     ("arguments", "message"),
     [
         ("photos --out results.xml", "results.xml: use --format, or one of the suffixes .jsonl, .csv and .json, or none"),
-        ("nowhere", "nowhere does not exist"),
         ("photos other", "photos/a.jpg and other/a.jpg would both be a.jpg in the results; rename one"),
         ("other --out labels", "other/a.jpg and other/a.png would both be a in the results; rename one"),
-        ("classes.bmp --out labels", "classes.txt and classes.bmp would both be classes in the results"),
         ("photos --out made.jsonl --confidence 0.7", "made.jsonl has results with other parameters, {'confidence': '0.5'"),
-        ("photos --out made.jsonl --confidence 0.5 --drawn drawn", "made.jsonl has results with other parameters"),
         ("photos --out photos/notes.txt --format jsonl", "photos/notes.txt is not a result file: line 1: "),
         ("photos --out photos/a.jpg --format coco", "photos/a.jpg exists and was not made by this command"),
-        ("photos --out other --format yolo", "other exists and was not made by this command"),
         ("other/a.png --drawn other", "there are no pictures"),
         ("photos --out photos/a.jpg/results.jsonl", "File exists: 'photos/a.jpg'"),
-        ("photos --prepare large", "--prepare: invalid"),
         ("photos --prepare 0:85", "0 is less than 1"),
-        ("photos --in-flight 0", "0 is less than 1"),
         ("photos --url http://gateway:port", "Invalid port: 'port'"),
     ],
 )
@@ -270,7 +255,7 @@ def test_wrong_arguments_are_told_before_anything_is_sent(
     gateway: Gateway, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
     Path("other").mkdir()
-    for name in ("other/a.jpg", "other/a.png", "classes.bmp"):
+    for name in ("other/a.jpg", "other/a.png"):
         Path(name).write_text(name)
     detect("photos", "--out", "made.jsonl", "--confidence", "0.5")
     gateway.asked.clear()

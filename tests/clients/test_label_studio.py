@@ -1,7 +1,6 @@
 """The ML backend of Label Studio, asked as Label Studio asks, in front of the gateway's application."""
 
 import asyncio
-import socket
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -96,26 +95,14 @@ async def with_task(task: str) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.A
 async def regions(server: httpx.AsyncClient, config: str, model: str) -> dict[str, list[dict[str, Any]]]:
     """Return the regions by control, which must be those of a model."""
     (prediction,) = await results(server, TEXT, config=config)
-    assert (
-        prediction["model_version"] == json(await server.post("/setup", json={"schema": config}))["model_version"] == f"{model}:1"
-    )
+    said = json(await server.post("/setup", json={"schema": config}))["model_version"]
+    assert prediction["model_version"] == said == f"{model}:1"
     by_control: dict[str, list[dict[str, Any]]] = {}
     for region in prediction["result"]:
-        assert (region["to_name"], region["original_width"], region["original_height"], region["image_rotation"]) == (
-            "i",
-            64,
-            32,
-            0,
-        )
+        size = region["original_width"], region["original_height"]
+        assert (region["to_name"], size, region["image_rotation"]) == ("i", (64, 32), 0)
         by_control.setdefault(region["from_name"], []).append(region)
     return by_control
-
-
-async def test_health_is_that_of_the_gateway(server: httpx.AsyncClient) -> None:
-    assert json(await server.get("/health")) == {"status": "UP", "model_class": "Nereid"}
-    app = create_app(settings_for(f"127.0.0.1:{free_port()}"))
-    async with lifespan_of(app), backend(app) as alone:
-        assert (await alone.get("/health")).status_code == 503
 
 
 async def test_model_of_a_project_is_that_of_its_predictions(server: httpx.AsyncClient) -> None:
@@ -132,6 +119,7 @@ async def test_model_of_a_project_is_that_of_its_predictions(server: httpx.Async
     versions = json(await server.get("/versions"))["versions"]
     assert {"six_columns:1", "yolo_head:1"} <= set(versions)
     assert "probabilities:1" not in versions
+    assert json(await server.get("/health")) == {"status": "UP", "model_class": "Nereid"}
     assert (await server.post("/webhook", json={"action": "ANNOTATION_CREATED"})).status_code == 201
 
 
@@ -139,8 +127,7 @@ async def test_model_of_a_project_is_that_of_its_predictions(server: httpx.Async
     ("labels", "expected"),
     [
         ('<Label value="Car" predicted_values="truck, red ,bus"/><Label value="BLUE"/>', ["BLUE", "Car"]),
-        ('<Label value="red" predicted_values="truck"/>', ["red"]),
-        ('<Label value="red" alias="rot" predicted_values="red"/>', ["rot"]),
+        ('<Label value="red" alias="rot" predicted_values="truck"/>', ["rot"]),
         ('<Label value="Red" predicted_values="blue"/><Label value="Blue" predicted_values="red"/>', ["Blue", "Red"]),
         ('<View><Header value="x"/><Label value="Blue"/></View>', ["Blue"]),
         ('<Label value="person"/>', []),
@@ -185,29 +172,19 @@ async def test_task_has_a_result_or_an_error(server: httpx.AsyncClient) -> None:
     assert len(await results(server, ENCODED, *[""] * 64)) == 1
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        *("", "<View>", "<View></View>", "\x00", "\udc00", "<View>" * 9000, "<View/>" + " " * (1 << 16)),
-        '<!DOCTYPE x [<!ENTITY e "x">]><View>&e;</View>',
-        '<!DOCTYPE x SYSTEM "file:///etc/passwd"><View/>',
-        PLAIN.replace('"0.25"', '"2"'),
-        PLAIN.replace("<RectangleLabels", '<RectangleLabels model_point_threshold="nan"'),
-        PLAIN.replace("$image", "image"),
-        PLAIN.replace("RectangleLabels", "EllipseLabels"),
-        PLAIN.replace('toName="image"', ""),
-        PLAIN.replace("</View>", '<RectangleLabels name="a" toName="image"/>' * 16 + "</View>"),
-    ],
-)
-async def test_bad_configuration_is_400(server: httpx.AsyncClient, config: str) -> None:
-    headers = {"Content-Type": "application/json"}
-    assert json(await server.post("/predict", content=dumps(request(ENCODED, config=config)), headers=headers), 400)["detail"]
-
-
-async def test_bad_tasks_are_400(server: httpx.AsyncClient) -> None:
-    wrong: list[object] = [[], [7], [{}], [{"data": 1}], [{"data": {}}], {}, "x", [{"data": {"image": []}}]]
-    for tasks in wrong:
-        json(await server.post("/predict", json={**request(), "tasks": tasks}), 400)
+async def test_bad_configuration_or_tasks_are_400(server: httpx.AsyncClient) -> None:
+    entity, outside = '<!DOCTYPE x [<!ENTITY e "x">]><View>&e;</View>', '<!DOCTYPE x SYSTEM "file:///etc/passwd"><View/>'
+    too_many = PLAIN.replace("</View>", '<RectangleLabels name="a" toName="image"/>' * 16 + "</View>")
+    configs = ["", "<View>", "<View></View>", "\x00", "\udc00", "<View>" * 9000, "<View/>" + " " * (1 << 16)]
+    configs += [entity, outside, too_many]
+    changes = {'"0.25"': '"2"', "<RectangleLabels": '<RectangleLabels model_point_threshold="nan"', "$image": "image"}
+    changes |= {"RectangleLabels": "EllipseLabels", 'toName="image"': ""}
+    configs += [PLAIN.replace(old, new) for old, new in changes.items()]
+    tasks: list[object] = [[], [7], [{}], [{"data": 1}], [{"data": {}}], {}, "x", [{"data": {"image": []}}]]
+    wrong = [*(request(ENCODED, config=config) for config in configs), *({**request(), "tasks": each} for each in tasks)]
+    for body in wrong:
+        answer = await server.post("/predict", content=dumps(body), headers={"Content-Type": "application/json"})
+        assert json(answer, 400)["detail"]
 
 
 @pytest.fixture
@@ -238,20 +215,6 @@ async def test_images_are_fetched_from_label_studio_alone_with_the_token(gateway
     assert (missing.status_code, missing.json()["detail"]) == (424, "Label Studio answered with status 404")
 
 
-async def test_personal_token_is_exchanged(gateway: Application, studio: Host) -> None:
-    studio.answers |= {"/a.bmp": response(SCENE), "/api/token/refresh/": response(b'{"access": "of-minutes"}')}
-    async with backend(gateway, studio.url("", LOOPBACK), "eyJhbGciOi") as server:
-        (prediction,) = await results(server, "/a.bmp")
-        authorization = studio.requests[-1][1]["authorization"]
-        for answer in (response(b"", "401 Unauthorized"), response(b"<html>"), response(b"[]"), response(b"{}")):
-            studio.answers["/api/token/refresh/"] = answer
-            refusal = await server.post("/predict", json=request("/a.bmp"))
-            assert (refusal.status_code, "LABEL_STUDIO_API_KEY" in refusal.json()["detail"]) == (424, True)
-
-    assert prediction["result"]
-    assert authorization == "Bearer of-minutes"
-
-
 async def test_images_of_label_studio_have_limits_of_size_and_time(
     gateway: Application, studio: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,37 +239,20 @@ async def test_address_that_is_not_the_gateway_is_502(studio: Host) -> None:
                 assert (answer.status_code, "NEREID_URL" in answer.json()["detail"]) == (502, True)
 
 
-def stop_at_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return what the program says before it ends."""
-    monkeypatch.setattr("sys.argv", ["nereid-label-studio", *arguments])
-    with pytest.raises(SystemExit):
-        main()
-    return capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [
-        ("NEREID_URL", "nereid:4603"),
-        ("NEREID_URL", "http://nereid:port"),
-        ("LABEL_STUDIO_URL", "file:///etc"),
-        ("LABEL_STUDIO_API_KEY", "a secret"),
-        ("LABEL_STUDIO_API_KEY", "secret\n"),
-    ],
+    [("NEREID_URL", "nereid:4603"), ("LABEL_STUDIO_URL", "file:///etc"), ("LABEL_STUDIO_API_KEY", "secret\n")],
 )
 def test_variable_that_is_not_valid_stops_the_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    complaint = stop_at_start(monkeypatch, capsys)
+    monkeypatch.setattr("sys.argv", ["nereid-label-studio"])
+    with pytest.raises(SystemExit):
+        main()
+    complaint = capsys.readouterr().err
     assert f"{variable}: expected" in complaint
     assert "secret" not in complaint
-
-
-def test_port_in_use_stops_the_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        said = stop_at_start(monkeypatch, capsys, "--port", str(server.getsockname()[1]))
-    assert "Address already in use" in said
 
 
 async def test_key_of_the_gateway_is_user_and_password(
@@ -318,7 +264,7 @@ async def test_key_of_the_gateway_is_user_and_password(
     settings = msgspec.structs.replace(settings, model="six_columns", api_keys_file=keys)
     async with lifespan_of(app := create_app(settings)), backend(app, studio.url("", LOOPBACK)) as server:
         lines = b64encode(b"annotators:secret\r\nHost: x")
-        for credentials in (b"Basic eDp5", b"Basic ?", b"Basic \xe9", b"Basic", b"Basic " + lines, b"Bearer eDp5", None):
+        for credentials in (b"Basic eDp5", b"Basic ?", b"Basic", b"Basic " + lines, b"Bearer eDp5", None):
             headers = {} if credentials is None else {b"Authorization": credentials}
             for path, body in (("/predict", request("/a.bmp")), ("/setup", {})):
                 assert (await server.post(path, json=body, headers=headers)).status_code == 401

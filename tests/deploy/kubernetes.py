@@ -79,11 +79,11 @@ def plain(overlay: str, models: str) -> Cluster:
 
 
 @cache
-def example(overlay: str, models: str, *, has_options: bool = True) -> Cluster:
-    """Render a user's copy of the example: as it is, or with everything in it that is commented out."""
+def example(overlay: str, models: str) -> Cluster:
+    """Render a user's copy of the example, with everything in it that is commented out."""
     text = (FOLDER / "example" / "kustomization.yaml").read_text(encoding="utf-8")
     text = text.replace("../sidecar", f"../{overlay}", 1).replace("../models-nfs", f"../models-{models}", 1)
-    return Cluster(overlay, _render(re.sub(r"(?m)^( +)# ", r"\1", text) if has_options else text))
+    return Cluster(overlay, _render(re.sub(r"(?m)^( +)# ", r"\1", text)))
 
 
 def _render(kustomization: str) -> list[Manifest]:

@@ -12,9 +12,8 @@ import pytest
 from app.host import cores, ports
 from app.settings.schema import Settings
 from app.triton.shared_memory import MAX_WORKER_BYTES
-from tests.deploy.compose import CPU, GPU, GPUS, INSTANCES, SERVICES, Service, mounts
 from tests.deploy.kubernetes import plain, volume
-from tests.deploy.needs import DEPLOY, IMAGE, load, nbytes, settings_of, upstream
+from tests.deploy.needs import CPU, DEPLOY, GPU, GPUS, IMAGE, INSTANCES, SERVICES, Service, load, nbytes, settings_of, upstream
 from tests.deploy.units import COMPOSE, NEREID, TRITON, environment, options_of, triton_command
 from tests.prometheus import CONFIG, uncommented
 from tests.test_model_repository import PRODUCTION, generated
@@ -99,17 +98,18 @@ def test_gateway_has_the_memory_and_the_time_that_its_settings_need(name: str) -
     assert settings.socket or not ports.is_loopback(settings.host)
 
 
-def test_nginx_and_triton_outlast_the_requests_of_the_gateway() -> None:
+def test_others_outlast_the_requests_of_the_gateway_and_a_unit_that_hangs_is_started_again() -> None:
     slowest = Settings().body_seconds + Settings().max_timeout_seconds
-    containers = [seconds_of(GPU[name]) for name in ("nginx", "api-1", "triton")]
     pod = plain("separate", "s3").pod("triton")
     before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    watched = {"Type": ["notify"], "NotifyAccess": ["all"], "WatchdogSec": ["30"], "WatchdogSignal": ["SIGKILL"]}
 
     assert min(seconds_of(services["nginx"]) for services in (GPU, CPU, SWARM)) >= slowest
     assert min(seconds_of(GPU["triton"]), seconds_of(SWARM["triton"]), int(TRITON["TimeoutStopSec"][0])) > TRITON_SECONDS
     assert pod["terminationGracePeriodSeconds"] > before + TRITON_SECONDS
-    assert int(COMPOSE["TimeoutStopSec"][0]) > sum(containers)  # one after the other
+    assert int(COMPOSE["TimeoutStopSec"][0]) > sum(seconds_of(GPU[name]) for name in ("nginx", "api-1", "triton"))
     assert TRITON["Before"] == ["nereid.service"]  # so it is stopped after Nereid
+    assert NEREID.items() >= (watched | {"Restart": ["on-failure"], "KillMode": ["mixed"]}).items()
 
 
 def test_triton_and_gateway_share_memory_as_the_same_user() -> None:
@@ -130,21 +130,19 @@ def test_triton_and_gateway_share_memory_as_the_same_user() -> None:
 
 
 def test_gateway_nginx_and_prometheus_have_the_addresses_of_each_other() -> None:
-    """And each of several Tritons has its own ports, engines and GPU."""
+    """And each of several Tritons has its own ports and GPU."""
     folder = DEPLOY / "prometheus"
     jobs = {one: load(folder / f"prometheus.{one}.yml")["scrape_configs"] for one in ("compose", "swarm")}
     api = [f"{name}:{settings_of(GPU[name]['environment']).port}" for name in INSTANCES]
     tritons = [name for name, service in GPUS.items() if service["image"] == GPU["triton"]["image"]]
     more = [target for path in sorted((folder / "tritons").glob("*.yml")) for target in load(path)]
-    scraped = [*jobs["compose"][1]["static_configs"], *more]
     assert upstream("upstream.compose.conf") == jobs["compose"][0]["static_configs"][0]["targets"] == api
-    assert scraped == [{"targets": [f"{name}:8002"]} for name in tritons]
+    assert [*jobs["compose"][1]["static_configs"], *more] == [{"targets": [f"{name}:8002"]} for name in tritons]
     for name in INSTANCES:
         configured = settings_of(GPUS[name]["environment"])
         assert configured.triton_endpoints == ",".join(f"{triton}:8001" for triton in tritons)
         assert configured.triton_metrics_url == ",".join(f"http://{triton}:8002/metrics" for triton in tritons)
     assert [GPUS[name]["environment"]["CUDA_VISIBLE_DEVICES"] for name in tritons] == ["0", "1"]
-    assert len({mounts(GPUS[name])["/var/cache/nereid"] for name in tritons}) == len(tritons) == 2
 
     found = {job["job_name"]: (job["dns_sd_configs"][0]["names"], job["dns_sd_configs"][0]["port"]) for job in jobs["swarm"]}
     swarm = settings_of(SWARM["api"]["environment"])
@@ -153,12 +151,14 @@ def test_gateway_nginx_and_prometheus_have_the_addresses_of_each_other() -> None
     assert upstream("upstream.swarm.conf") == [f"tasks.api:{swarm.port}"]
 
     unit, options = of_unit(has_triton=True).settings, [options_of(triton_command(gpu)) for gpu in range(4)]
-    endpoints, metrics = ([f"127.0.0.1:{each[f'{kind}-port']}" for each in options] for kind in ("grpc", "metrics"))
+    endpoint, metrics = f"127.0.0.1:{options[0]['grpc-port']}", f"127.0.0.1:{options[0]['metrics-port']}"
     job = uncommented(CONFIG.read_bytes())["scrape_configs"][1]
     assert len({each[f"{kind}-port"] for each in options for kind in ("http", "grpc", "metrics")}) == 12
-    assert (unit.triton_endpoints, unit.triton_metrics_url) == (endpoints[0], f"http://{metrics[0]}/metrics")
-    assert f"{','.join(endpoints[:2])} and {','.join(f'http://{each}/metrics' for each in metrics[:2])}" in SETTINGS_OF_UNIT
-    assert job["static_configs"] == [{"targets": metrics[:1]}]
+    assert (unit.triton_endpoints, unit.triton_metrics_url) == (endpoint, f"http://{metrics}/metrics")
+    assert job["static_configs"] == [{"targets": [metrics]}]
+    assert options[0]["model-repository"] == str(Path(NEREID["WorkingDirectory"][0], unit.model_repository))
+    assert '"/var/cache/nereid"' in generated("yolo11n", PRODUCTION)
+    assert TRITON["BindPaths"] == ["/var/cache/nereid-%i:/var/cache/nereid"]
 
 
 def test_nginx_opens_the_sockets_of_the_instances() -> None:
@@ -172,32 +172,3 @@ def test_nginx_opens_the_sockets_of_the_instances() -> None:
     assert unit.socket == f"/run/{NEREID['RuntimeDirectory'][0]}"
     assert int(NEREID["RuntimeDirectoryMode"][0], 8) & 0o010
     assert int(unit.socket_mode, 8) & 0o020
-
-
-def test_unit_that_hangs_is_started_again() -> None:
-    """The first process of the one file is not the one that tells systemd."""
-    watched = {"Type": ["notify"], "NotifyAccess": ["all"], "WatchdogSec": ["30"], "WatchdogSignal": ["SIGKILL"]}
-
-    assert NEREID.items() >= (watched | {"Restart": ["on-failure"]}).items()
-
-
-def test_units_end_their_requests_and_tritons_have_the_models_of_the_gateway_and_their_own_engines() -> None:
-    models = Path(NEREID["WorkingDirectory"][0], of_unit(has_triton=True).settings.model_repository)
-    kept, seen = "nereid-%i", "/var/cache/nereid"
-    options = {"model-repository": str(models), "http-port": "8000", "grpc-port": "8001", "metrics-port": "8002"}
-
-    assert NEREID["KillMode"] == ["mixed"]
-    assert TRITON.items() >= {"KillMode": ["mixed"], "CacheDirectory": [kept], "BindPaths": [f"/var/cache/{kept}:{seen}"]}.items()
-    assert environment(" ".join(TRITON["Environment"])).items() >= {"CUDA_VISIBLE_DEVICES": "%i"}.items()
-    assert options_of(triton_command(0)).items() >= options.items()
-    assert f'"{seen}"' in generated("yolo11n", PRODUCTION)
-
-
-def test_grafana_finds_prometheus_and_the_dashboard() -> None:
-    provisioning = DEPLOY / "grafana" / "provisioning"
-    (source,) = load(provisioning / "datasources" / "prometheus.yml")["datasources"]
-    folder = load(provisioning / "dashboards" / "nereid.yml")["providers"][0]["options"]["path"]
-    interval = load(DEPLOY / "prometheus" / "prometheus.compose.yml")["global"]["scrape_interval"]
-
-    assert (source["url"], source["jsonData"]["timeInterval"]) == ("http://prometheus:9090", interval)
-    assert f"./grafana/nereid.json:{folder}/nereid.json:ro" in GPU["grafana"]["volumes"]

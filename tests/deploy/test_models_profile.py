@@ -6,8 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.deploy import units
-from tests.deploy.compose import GPU, SERVICES
-from tests.deploy.needs import DEPLOY, IMAGE
+from tests.deploy.needs import DEPLOY, GPU, SERVICES
 from tests.deploy.units import options_of
 
 _NAME = "compose.models.yaml"
@@ -51,9 +50,3 @@ def test_triton_keeps_its_other_options_and_the_gateway_has_its_address(name: st
 
     assert before.keys() - {"http-address", "http-port", "grpc-port"} <= profile.options.keys()
     assert profile.settings["NEREID_TRITON_ENDPOINTS"] == f"{profile.options['grpc-address']}:8001"
-
-
-def test_the_overlay_adds_a_service_that_adds_models() -> None:
-    (added,) = (service for name, service in _SERVICES.items() if name not in GPU)
-
-    assert (added["image"], added["user"]) == (f"{IMAGE}-embedded", _SERVICES["triton"]["user"])

@@ -1,37 +1,91 @@
-"""What the programs that read the shipped files say of them, without running what they describe."""
+"""What the programs that read the shipped files say of them; and what Prometheus and the dashboard have from the code."""
 
 import os
 import re
 import subprocess
 import sys
-from fnmatch import fnmatch
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.deploy.compose import PROJECTS
-from tests.deploy.needs import DEPLOY, load
-from tests.deploy.test_prometheus import promtool
+from app.api.routes import ModelRoute
+from tests.deploy.needs import DASHBOARD, DEPLOY, PATHS, PROJECTS, load
 from tests.deploy.units import MODELS, UNITS
 from tests.nginx import prepare
 from tests.programs import require_program
+from tests.prometheus import CONFIG
 from tests.support import ROOT
+
+FOLDER = CONFIG.parent
+
 
 WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
 
 
-def output(*command: str | Path, environment: dict[str, str] | None = None) -> tuple[int, str]:
-    done = subprocess.run(
-        command,
-        cwd=DEPLOY,
-        env=os.environ | (environment or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout
+def output(*command: str | Path, folder: Path = DEPLOY, **environment: str) -> tuple[int, str]:
+    """Run a program in a folder; return its exit code, and what it says."""
+    done = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def promtool(*arguments: str, folder: Path = FOLDER) -> str:
+    code, said = output(require_program("promtool", "prometheus"), *arguments, folder=folder)
+    assert code == 0, said
+    return said
+
+
+@pytest.mark.system
+def test_each_alert_comes_when_it_should_and_only_then() -> None:
+    assert "SUCCESS" in promtool("test", "rules", "alerts_test.yml")
+
+
+@pytest.mark.system
+def test_adapter_measures_the_model_that_has_most_to_do(tmp_path: Path) -> None:
+    rules = load(DEPLOY / "kubernetes" / "prometheus-adapter.yaml")["rules"]
+    queries = [
+        rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'pod=~"a|b"')
+        for rule in [*rules["custom"], *rules["external"]]
+    ]
+    metrics = {"model_active_requests": (40, 0, 0), "model_request_limit": (40, 200, 8), "inference_waiting_images": (30, 0, 2)}
+    series = [
+        {"series": f'api_{metric}{{pod="a", model="{model}"}}', "values": str(value)}
+        for metric, values in metrics.items()
+        for model, value in zip(("full", "idle", "other"), values, strict=True)
+    ]
+    expected = [
+        {"expr": query, "eval_time": "0m", "exp_samples": [{"labels": labels, "value": value}]}
+        for query, labels, value in zip(queries, ('{pod="a"}', "{}"), (1, 32), strict=True)
+    ]
+    (tmp_path / "test.yml").write_bytes(msgspec.json.encode({"tests": [{"input_series": series, "promql_expr_test": expected}]}))
+
+    assert "SUCCESS" in promtool("test", "rules", "test.yml", folder=tmp_path)
+
+
+def test_each_alert_has_scenarios_and_a_section_of_the_runbook() -> None:
+    """Scenarios in which it fires, and in which it does not."""
+    alerts = {rule["alert"]: rule for group in load(FOLDER / "alerts.yml")["groups"] for rule in group["rules"]}
+    scenarios = load(FOLDER / "alerts_test.yml")["tests"]
+    checks = {(check["alertname"], bool(check["exp_alerts"])) for one in scenarios for check in one.get("alert_rule_test", [])}
+    sections = re.findall(r"^## (.+)$", (ROOT / "docs" / "how-to" / "runbook.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert checks == {(name, fires) for name in alerts for fires in (False, True)}
+    assert alerts.keys() <= set(sections)
+    for name, alert in alerts.items():
+        assert alert["labels"]["severity"] in {"page", "ticket"}
+        assert set(alert["annotations"]) == {"summary", "description", "runbook"}
+        assert alert["annotations"]["runbook"] == f"docs/how-to/runbook.md#{name.lower()}"
+
+
+@pytest.mark.parametrize("file", [FOLDER / "recordings.yml", DASHBOARD], ids=lambda file: str(file.name))
+def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
+    (pattern,) = set(re.findall(r'endpoint=~\\?"(.*?)\\?"', file.read_text(encoding="utf-8")))
+    targets = {target for _, target in PATHS}
+    routes = {target.template for target in targets if isinstance(target.handler, ModelRoute) and target.handler.takes != "text"}
+    others = ("/metrics", "/models", "/v1/models", "/readyz", "/", "/nim/v1/health/live", "/ultralytics/v1/auth")
+
+    assert {route for route in routes if not re.fullmatch(pattern, route)} == set()
+    assert not any(re.fullmatch(pattern, route) for route in others)
 
 
 @pytest.mark.parametrize("schema", ["compose-spec", "github-workflows", "github-workflows-require-timeout"])
@@ -48,7 +102,7 @@ def test_files_fit_their_schemas(schema: str, tmp_path: Path) -> None:
 
 
 def test_workflow_runs_the_script_that_runs_elsewhere_and_can_change_nothing() -> None:
-    """Nothing is checked on GitHub only; requests from forks run their own code."""
+    """Requests from forks run their own code."""
     workflow = load(WORKFLOW)
     (job,) = workflow["jobs"].values()
 
@@ -57,23 +111,12 @@ def test_workflow_runs_the_script_that_runs_elsewhere_and_can_change_nothing() -
     assert [step["with"]["persist-credentials"] for step in job["steps"] if "checkout" in step.get("uses", "")] == [False]
 
 
-def test_documentation_lists_each_file_that_says_it_was_never_run() -> None:
-    _, _, table = (ROOT / "docs" / "how-to" / "scale.md").read_text(encoding="utf-8").partition("## What was never run")
-    listed = re.findall(r"`([\w./*@-]+)`", " ".join(re.findall(r"^\| (.+?) \|", table, re.MULTILINE)))
-    files = [path for path in DEPLOY.rglob("*.*") if path.suffix in {".yaml", ".yml", ".conf", ".service"}]
-    never_run = re.compile(r"(;|, but) not run\b|did not run it")
-    says_so = [path.relative_to(DEPLOY) for path in files if never_run.search(path.read_text(encoding="utf-8")[:1000])]
-
-    assert says_so
-    assert [str(path) for path in says_so if not any(fnmatch(str(path), pattern) for pattern in listed)] == []
-
-
 @pytest.mark.system
 def test_docker_accepts_the_stack_and_ignores_nothing() -> None:
     """Its command line checks a stack, and names what it does not support, before it looks for an engine."""
     nowhere = "unix:///nowhere/docker.sock"
     command = [require_program("docker", "docker-cli"), "stack", "deploy", "--detach", "--compose-file=stack.yaml", "nereid"]
-    _, said = output(*command, environment={"DOCKER_HOST": nowhere})
+    _, said = output(*command, DOCKER_HOST=nowhere)
 
     assert nowhere in said
     assert "Ignoring" not in said

@@ -24,9 +24,6 @@ from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
 from tests.support import TABLE_VARIABLE, calling, lifespan_of
 
-DIMENSIONS = 12
-"""Of the small model of faces, and of images here."""
-
 
 @asynccontextmanager
 async def served(settings: Settings) -> AsyncIterator[Application]:
@@ -69,13 +66,6 @@ async def searching(settings: Settings, database: str, **others: object) -> Asyn
     await engine.close()
 
 
-def like(axis: int, turn: float = 0.0) -> NDArray[np.float32]:
-    """Return a vector of length 1 near an axis, turned from it by an angle towards the next one, radians."""
-    vector = np.zeros(DIMENSIONS, np.float32)
-    vector[[axis, (axis + 1) % DIMENSIONS]] = np.cos(turn), np.sin(turn)
-    return vector
-
-
 def with_faces(image_id: str, *vectors: NDArray[np.float32], quality: float = 0.9) -> NewImage:
     """Make an image whose faces have these vectors."""
     faces = [
@@ -88,11 +78,5 @@ def with_faces(image_id: str, *vectors: NDArray[np.float32], quality: float = 0.
         )
         for vector in vectors
     ]
-    return msgspec.structs.replace(with_vector(image_id), faces=faces)
-
-
-def with_vector(image_id: str, vector: NDArray[np.float32] | None = None) -> NewImage:
-    """Make an image with this vector."""
-    vectors = [] if vector is None else [Vector(vector, "embedding:1")]
     content_hash = image_id.encode().ljust(32)[-32:]
-    return NewImage(image_id=image_id, content_hash=content_hash, path=f"/{image_id}.jpg", width=9, height=9, vectors=vectors)
+    return NewImage(image_id=image_id, content_hash=content_hash, path=f"/{image_id}.jpg", width=9, height=9, faces=faces)

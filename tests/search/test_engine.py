@@ -98,7 +98,8 @@ async def test_same_image_is_there_once(engine: PostgresEngine) -> None:
     assert records == {"global": 2, "vehicles": 2, "people": 0, "faces": 2, "ocr": 2}
 
 
-async def test_nearest_come_first(engine: PostgresEngine) -> None:
+async def test_nearest_come_first_and_filters_leave_some_out(engine: PostgresEngine) -> None:
+    assert await engine.nearest("", "global", vector(3), PAGE) == []
     for number in range(6):
         await engine.add("", make_image(number))
     hits = await engine.nearest("", "global", vector(3), PAGE)
@@ -118,13 +119,14 @@ async def test_nearest_come_first(engine: PostgresEngine) -> None:
         (Filter(classes=["dog"]), 0),
     ):
         assert len(await engine.nearest("", "vehicles", vector(3), PAGE, where=where)) == count, where
-    with pytest.raises(SearchUnavailable):
+    with pytest.raises(SearchUnavailable):  # whoever described it before the model was changed repeats that
         await engine.nearest("", "global", vector(3, "other:1"), PAGE)
 
 
-@pytest.mark.parametrize(
-    ("words", "is_fuzzy", "count"),
-    [
+async def test_words_are_found(engine: PostgresEngine) -> None:
+    for number in range(3):
+        await engine.add("", make_image(number))
+    for words, is_fuzzy, count in (
         ("CLOSED strasse", False, 3),
         ("\uff43\uff4c\uff4f\uff53\uff45\uff44", False, 3),  # wide letters
         ("closed open", False, 0),
@@ -135,15 +137,11 @@ async def test_nearest_come_first(engine: PostgresEngine) -> None:
         ("'; DROP TABLE images; --", True, 0),
         ("", False, 0),
         ("!?", True, 0),
-    ],
-)
-async def test_words_are_found(engine: PostgresEngine, words: str, is_fuzzy: bool, count: int) -> None:  # noqa: FBT001
-    for number in range(3):
-        await engine.add("", make_image(number))
-    found = await engine.match_text("", words, Page(2), is_fuzzy=is_fuzzy)
-    assert (found.total, len(found.items)) == (count, min(count, 2))
-    assert all(hit.line.text == ("你好世界" if "世" in words else "Straße closed") for hit in found.items)
-    assert (await engine.match_text("", words, Page(2, 50), is_fuzzy=is_fuzzy)).total == count
+    ):
+        found = await engine.match_text("", words, Page(2), is_fuzzy=is_fuzzy)
+        assert (found.total, len(found.items)) == (count, min(count, 2)), words
+        assert all(hit.line.text == ("你好世界" if "世" in words else "Straße closed") for hit in found.items)
+        assert (await engine.match_text("", words, Page(2, 50), is_fuzzy=is_fuzzy)).total == count
 
 
 async def test_values_that_postgresql_or_json_cannot_keep_are_refused(engine: PostgresEngine) -> None:
@@ -155,7 +153,6 @@ async def test_values_that_postgresql_or_json_cannot_keep_are_refused(engine: Po
         {"image_id": "\ud800"},
         {"image_id": "x" * 513},
         {"metadata": {"a": float("nan")}},
-        {"metadata": {"a": "\0"}},
         {"metadata": {"\udfff": 1}},
         {"metadata": {"a": nested}},
         {"metadata": {"a": "x" * 16_400}},
@@ -179,32 +176,12 @@ async def test_values_that_postgresql_or_json_cannot_keep_are_refused(engine: Po
 async def test_tenant_has_rows_of_its_own(engine: PostgresEngine) -> None:
     for tenant in ("north", "south"):
         assert (await engine.add(tenant, make_image(1))).status == "added"
-    await engine.delete("north", "image 1")
-    assert await engine.nearest("north", "global", vector(1), PAGE) == []
-    for words in ("closed", "你好"):
-        assert (await engine.match_text("north", words, PAGE, is_fuzzy=True)).total == 0
-    assert len(await engine.nearest("south", "global", vector(1), PAGE)) == 1
     async with engine.as_tenant("") as connection:
         for table in ("images", "parts", "texts", "vectors_1", "jobs"):
             assert await connection.fetchval(f"SELECT count(*) FROM {table}") == 0  # noqa: S608
     async with engine.as_tenant("north") as connection:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await connection.execute("INSERT INTO jobs (tenant, kind, options) VALUES ('south', 'reindex', '{}')")
-
-
-async def test_near_duplicates_are_groups(engine: PostgresEngine) -> None:
-    for number in (1, 2, 3):
-        await engine.add("", make_image(number, vectors=[vector(7)]), near=0.99)
-    await engine.add("", make_image(4), near=0.99)
-    found = await engine.duplicate_groups("", PAGE, 2)
-    (group,) = found.items
-    images = (await engine.duplicate_group("", group.group_id)).images
-    assert [hit.image_id for hit in group.images] == ["image 1"]
-    assert (found.total, group.size, [hit.image_id for hit in images]) == (1, 3, ["image 1", "image 2", "image 3"])
-    assert [hit.score for hit in images] == pytest.approx([1, 1, 1])
-    assert (await engine.image("", "image 3")).duplicate_group == group.group_id
-    with pytest.raises(UnknownRecord):
-        await engine.duplicate_group("", "nothing")
 
 
 async def test_index_is_made_anew(engine: PostgresEngine) -> None:
@@ -237,49 +214,34 @@ async def test_index_is_made_anew(engine: PostgresEngine) -> None:
         await engine.add("", make_image(5))
 
 
-async def test_name_is_that_of_registered_faces(engine: PostgresEngine) -> None:
-    ann, ben = make_image(1), make_image(2)
-    await engine.add("", make_image(3, faces=[make_face(201)]))
-    assert await engine.register("", "Ann", [ann, ben]) is False
-    assert await engine.register("", "Ann", [ann]) is True
-    assert await engine.register("", "Ben", [ben]) is False
-    with pytest.raises(InvalidParameter):
-        await engine.register("", "Ann", [make_image(1, path="new"), make_image(4, metadata={"a": "\0"})])
-    near = await engine.nearest("", "faces", vector(201, FACE, 32), PAGE)
-    registered = await engine.nearest("", "faces", vector(201, FACE, 32), Page(1), where=Filter(is_registered=True))
+async def test_image_is_deleted_while_words_are_searched(engine: PostgresEngine) -> None:
+    async def change() -> None:
+        for _ in range(25):
+            await engine.add("", make_image(1))
+            await engine.delete("", "image 1")
 
-    assert await engine.names("") == ["Ann", "Ben"]
-    assert sorted((hit.image_id, hit.name) for hit in near) == [("image 1", "Ann"), ("image 2", "Ben"), ("image 3", None)]
-    assert [(hit.image_id, hit.name) for hit in registered] == [("image 1", "Ann")]
-    for name in ("Ann", "nobody"):
-        await engine.forget("", name)
-    assert await engine.names("") == ["Ben"]
-    with pytest.raises(UnknownRecord):
-        await engine.image("", "image 1")
+    await engine.add("", make_image(2, lines=[]))
+    changing = asyncio.create_task(change())
+    while not changing.done():
+        await engine.match_text("", "closed", PAGE)
+    await changing
 
 
-async def test_jobs_of_a_tenant_are_limited(engine: PostgresEngine) -> None:
+async def test_name_is_registered_again_while_it_is_deleted(engine: PostgresEngine) -> None:
+    pictures = [make_image(number, vectors=[], objects=[], lines=[]) for number in range(4)]
+    await asyncio.gather(
+        *(engine.register("", "anna", turn) for turn in (pictures, pictures[::-1]) * 2),
+        *(engine.forget("", "anna") for _ in range(3)),
+    )
+    faces = await engine.nearest("", "faces", vector(201, FACE, 32), PAGE)
+
+    assert [hit.name for hit in faces] in ([], 4 * ["anna"])
+    assert await engine.names("") == (["anna"] if faces else [])
+
+
+async def test_tenant_has_a_hundred_jobs_at_most(engine: PostgresEngine) -> None:
     for _ in range(100):
         await engine.add_job("north", "directory", {})
     with pytest.raises(GatewayFull, match="100 jobs have not ended"):
         await engine.add_job("north", "directory", {})
     await engine.add_job("south", "directory", {})
-
-
-async def test_job_has_one_worker(engine: PostgresEngine) -> None:
-    job = await engine.add_job("north", "directory", {"folder": "a"})
-    taken = await engine.claim_job(60)
-    assert taken
-    assert (taken.job_id, taken.state, await engine.claim_job(60)) == (job.job_id, "running", None)
-    taken.position, taken.counts = "a/1.jpg", {"added": 1}
-    assert await engine.save_job(taken)
-    other = PostgresEngine(engine._url)  # noqa: SLF001
-    again = await other.claim_job(-1)
-    assert again
-    assert (again.position, again.counts, await engine.save_job(taken)) == ("a/1.jpg", {"added": 1}, False)
-    again.state, again.ended_at = "done", datetime.now(UTC)
-    assert await other.save_job(again)
-    await other.close()
-    assert (await engine.jobs("north", PAGE)).items == [await engine.job("north", job.job_id)] == [again]
-    with pytest.raises(UnknownRecord):
-        await engine.job("south", job.job_id)

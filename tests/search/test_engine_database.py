@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 
 from app.errors import IndexRefused, SearchUnavailable
-from app.main import _search_options
 from app.search.engine import Filter, Page, Vector
 from app.search.postgres import migrations
 from app.search.postgres.engine import PostgresEngine
-from app.settings.schema import Settings
 from tests.postgres import Server, name_of
-from tests.search.test_engine import FACE, PAGE, make_image, vector
+from tests.search.test_engine import PAGE, make_image, vector
 from tests.support import captured_log
 
 
@@ -58,102 +56,18 @@ async def test_schema_with_records_is_brought_up_to_date(database: str, tmp_path
         await worker.close()
 
 
-_WITH_PERSONS = """
-INSERT INTO models (family, model, dimensions, state) VALUES ('face', 'faces_description:1', 32, 'active');
-CREATE TABLE vectors_1 (
-    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    tenant text NOT NULL DEFAULT current_setting('nereid.tenant'),
-    image bigint NOT NULL REFERENCES images ON DELETE CASCADE,
-    part uuid REFERENCES parts ON DELETE CASCADE,
-    index text NOT NULL,
-    metadata jsonb NOT NULL,
-    added_at timestamptz NOT NULL,
-    class_name text,
-    vector vector(32) NOT NULL,
-    UNIQUE NULLS NOT DISTINCT (image, part)
-);
-CREATE TABLE members_1 (
-    vector bigint PRIMARY KEY REFERENCES vectors_1 ON DELETE CASCADE,
-    tenant text NOT NULL DEFAULT current_setting('nereid.tenant'),
-    index text NOT NULL,
-    cluster_id integer NOT NULL,
-    score double precision NOT NULL
-);
-CALL protect('vectors_1');
-CALL protect('members_1');
-"""
-_PERSONS_OF_A_TENANT = """
-SELECT set_config('nereid.tenant', '{tenant}', false);
-INSERT INTO images (image_id, content_hash, metadata, width, height)
-VALUES ('deepstack-face-1', '1', '{{}}', 9, 9), ('deepstack-face-2', '2', '{{}}', 9, 9), ('album', '3', '{{}}', 9, 9);
-INSERT INTO persons (name) VALUES ('Ann of {tenant}'), ('a guess'), (NULL);
-INSERT INTO parts (part_id, image, position, index, box, score, landmarks, quality, person)
-SELECT gen_random_uuid(), number, position, 'faces', '{{0,0,1,1}}', 0.9, '{{0,0,0,0,0,0,0,0,0,0}}', 0.9, person_id
-FROM (VALUES ('deepstack-face-1', 0, 'Ann of {tenant}'), ('deepstack-face-2', 0, NULL), ('album', 0, 'Ann of {tenant}'),
-    ('album', 1, 'a guess')) AS face (image_id, position, name)
-JOIN images USING (image_id) JOIN persons USING (tenant)
-WHERE tenant = '{tenant}' AND persons.name IS NOT DISTINCT FROM face.name;
-INSERT INTO vectors_1 (image, part, index, metadata, added_at, vector)
-SELECT image, part_id, 'faces', '{{}}', now(), array_fill(1, ARRAY[32])::vector FROM parts WHERE tenant = '{tenant}';
-INSERT INTO members_1 SELECT number, tenant, 'faces', 0, 1 FROM vectors_1 WHERE tenant = '{tenant}';
-"""
-
-
-async def test_names_of_registered_faces_outlive_persons(empty: str) -> None:
-    """Each in its tenant. A face that was only grouped with one of a name, or is of an unnamed person, has none."""
-    await migrations.migrate(empty, 1)
-    connection = await asyncpg.connect(empty)
-    await connection.execute(_WITH_PERSONS + "".join(_PERSONS_OF_A_TENANT.format(tenant=tenant) for tenant in ("north", "south")))
-    await connection.close()
-    engine = PostgresEngine(empty)
-    like = Vector(np.ones(32, np.float32), FACE)
-    for tenant in ("north", "south"):
-        faces = await engine.nearest(tenant, "faces", like, PAGE)
-        assert sorted((face.image_id, face.name or "") for face in faces) == [
-            ("album", ""),
-            ("album", ""),
-            ("deepstack-face-1", f"Ann of {tenant}"),
-            ("deepstack-face-2", ""),
-        ]
-        assert await engine.names(tenant) == [f"Ann of {tenant}"]
-        async with engine.as_tenant(tenant) as connection:
-            assert await connection.fetchval("SELECT count(*) FROM parts") == 4
-    async with engine.as_tenant("north") as connection:
-        assert await connection.fetchval("UPDATE parts SET name = 'Eve' WHERE name = 'Ann of south' RETURNING name") is None
-    async with engine.as_owner() as connection:
-        left = "SELECT array_agg(relname::text) FROM pg_class WHERE relname IN ('persons', 'clusters', 'members_1', 'vectors_1')"
-        assert await connection.fetchval(left) == ["vectors_1"]
-    await engine.forget("north", "Ann of north")
-    await engine.begin_model("face", "faces_description:2", 32)
-    await engine.end_model("face", switch=True)
-    assert (await engine.names("north"), await engine.names("south")) == ([], ["Ann of south"])
-    await engine.close()
-
-
-async def test_newer_schema_is_refused(database: str) -> None:
-    engine = PostgresEngine(database)
-    async with engine.as_owner() as connection:
-        await connection.execute("UPDATE schema_version SET version = 99")
-    await engine.close()
-    with pytest.raises(SearchUnavailable, match="version 99"):
-        await PostgresEngine(database).open()
-
-
 async def test_owner_needs_not_be_a_superuser(postgres: Server, empty: str) -> None:
     await postgres.execute("CREATE ROLE keeper LOGIN CREATEROLE; GRANT nereid_search TO keeper WITH ADMIN OPTION")
     name = name_of(empty)
     await postgres.execute(f"ALTER DATABASE {name} OWNER TO keeper")
     await postgres.execute("CREATE EXTENSION vector", name)  # which needs a superuser
     engine = PostgresEngine(empty.replace("://nereid@", "://keeper@"))
-    for tenant in ("north", "south"):
-        await engine.add(tenant, make_image(1), near=0.9)
-    assert len(await engine.nearest("north", "global", vector(1), PAGE)) == 1
-    assert (await engine.match_text("north", "closed", PAGE)).total == 1
+    await engine.add("north", make_image(1), near=0.9)
     assert (await engine.match_text("north", "clozed", PAGE, is_fuzzy=True)).total == 1
     await engine.add_job("north", "reindex", {})
     assert await engine.claim_job(60)
     await engine.begin_model("image", "embedding:2", 64)
-    assert len(await engine.images_without("image", "", 10)) == 2
+    assert len(await engine.images_without("image", "", 10)) == 1
     await engine.end_model("image", switch=False)
     await engine.close()
     await postgres.execute(f"ALTER DATABASE {name} OWNER TO nereid")
@@ -165,14 +79,14 @@ async def test_schema_may_be_another_one(postgres: Server, empty: str) -> None:
     for url in (empty, f"{empty}&options=-csearch_path%3D%22In%5C%20it%22,public"):
         engine = PostgresEngine(url)
         await engine.add("north", make_image(1), near=0.9)
-        assert len(await engine.nearest("north", "global", vector(1), PAGE)) == 1
         assert (await engine.match_text("north", "clozed", PAGE, is_fuzzy=True)).total == 1
         async with engine.as_owner() as connection:
             assert not await connection.fetchval("SELECT has_function_privilege('pg_monitor', 'match_words(tsquery)', 'EXECUTE')")
         await engine.close()
 
 
-async def test_model_is_dropped_while_it_is_searched(engine: PostgresEngine) -> None:
+async def test_model_is_dropped_while_it_is_searched(database: str) -> None:
+    engine = PostgresEngine(database)
     await engine.add("", make_image(1))
     await engine.begin_model("image", "embedding:2", 64)
     async with engine.as_tenant("") as connection:
@@ -182,6 +96,7 @@ async def test_model_is_dropped_while_it_is_searched(engine: PostgresEngine) -> 
         await connection.fetch("SELECT FROM vectors_1")
     await ending
     assert await engine.models("image") == ("embedding:2", None)
+    await engine.close()
 
 
 async def test_database_that_comes_back_is_used(database: str, postgres: Server) -> None:
@@ -243,38 +158,30 @@ async def test_plans_walk_the_index(database: str) -> None:
     await engine.close()
 
 
-def test_many_workers_have_fewer_connections_each() -> None:
-    """Those of a host leave some of PostgreSQL's 100 to others, as long as each has two."""
-    assert [_search_options(Settings(search="alone", workers=count)).connections for count in (1, 20, 64)] == [8, 4, 2]
-
-
-@pytest.mark.parametrize(
-    ("fault", "cause"),
-    [
-        ("disk_full", "no space left on its disk"),
-        ("insufficient_privilege", "refuses the gateway's user"),
-        ("read_only_sql_transaction", "can only be read"),
-        ("data_corrupted", "has failed; its log says why"),
-        ("deadlock_detected", "cannot be reached, or does not answer in time"),
-    ],
-)
-async def test_true_cause_is_told(database: str, fault: str, cause: str) -> None:
+async def test_true_cause_is_told(database: str, postgres: Server) -> None:
     engine = PostgresEngine(database)
+    for fault, cause in {
+        "disk_full": "no space left on its disk",
+        "insufficient_privilege": "refuses the gateway's user",
+        "read_only_sql_transaction": "can only be read",
+        "data_corrupted": "has failed; its log says why",
+        "deadlock_detected": "cannot be reached, or does not answer in time",
+    }.items():
+        async with engine.as_owner() as connection:
+            await connection.execute(
+                f"CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE {fault}; END $$;"
+                "CREATE OR REPLACE TRIGGER fail BEFORE INSERT ON images EXECUTE FUNCTION fail()"
+            )
+        with pytest.raises(SearchUnavailable, match=cause):
+            await engine.add("", make_image(1))
     async with engine.as_owner() as connection:
-        await connection.execute(
-            f"CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE {fault}; END $$;"
-            "CREATE TRIGGER fail BEFORE INSERT ON images EXECUTE FUNCTION fail()"
-        )
-    with pytest.raises(SearchUnavailable, match=cause):
-        await engine.add("", make_image(1))
+        await connection.execute("UPDATE schema_version SET version = 99")
     await engine.close()
-
-
-async def test_wrong_url_is_an_error_with_its_cause(postgres: Server) -> None:
-    for url, cause in (
-        (postgres.url("nothing"), "does not exist on its server"),
-        (postgres.url("postgres").replace("://nereid@", "://nobody@"), "refuses the gateway's user"),
-    ):
+    for url, cause in {
+        database: "version 99",
+        postgres.url("nothing"): "does not exist on its server",
+        postgres.url("postgres").replace("://nereid@", "://nobody@"): "refuses the gateway's user",
+    }.items():
         with pytest.raises(SearchUnavailable, match=cause):
             await PostgresEngine(url).open()
 
