@@ -14,7 +14,6 @@ from app.pipeline.call import CallContext, DetectOptions
 from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
-from app.resilience.lease import Lease
 from app.resilience.memory import MemoryBudget
 from app.telemetry.timing import Timing
 from tests.fakes.https import Host, response, serving
@@ -99,19 +98,6 @@ async def test_images_are_counted_before_triton_is_asked_for_the_model(world: Wo
         await open_batch(world, [SCENE], options=OPTIONS._replace(classes=["unicorn"]))
 
 
-@pytest.mark.world(mode="inline", max_requests=2)
-async def test_batch_that_would_come_too_late_is_rejected(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
-    await outcomes(await open_batch(world, [SCENE] * 5))
-    gate.block(monkeypatch, preprocess, "fill_input")
-    async with (await open_batch(world, [SCENE] * 15)).run(keep):
-        await eventually(lambda: world.admission.waiting_batch_images()["tiny"] > 0)
-        before = used(world)
-        with pytest.raises(GatewayFull):
-            await open_batch(world, [SCENE], seconds=1e-6)
-        assert used(world) == before
-        gate.opened.set()
-
-
 @pytest.mark.parametrize("how", ["answered", "abandoned", "late"])
 async def test_images_that_wait_hold_their_bytes_and_no_pixels(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate, how: str
@@ -138,21 +124,6 @@ async def test_images_that_wait_hold_their_bytes_and_no_pixels(
     await eventually(lambda: used(world) == (0, 0))
     assert len(entered) == len(found) if how == "answered" else len(entered) == 1
     assert world.admission.queues["tiny"].in_progress == 0
-
-
-async def test_image_waits_for_memory_until_its_deadline(world: World) -> None:
-    others = world.admission.memory.reserve(ANYBODY)
-    for seconds, outcome in ((30, "Detections"), (20, "GatewayFull")):
-        others.add(world.admission.memory.limit_bytes - len(SCENE))
-        waiting = asyncio.ensure_future(outcomes(await open_batch(world, [SCENE], seconds)))
-        await world.round_trip()
-        assert not waiting.done()
-        if outcome == "Detections":
-            others.release()
-        else:
-            await world.time.skip(seconds)
-        assert [name for name, _ in await waiting] == [outcome]
-    others.release()
 
 
 @pytest.mark.parametrize("part", ["memory", "batch_memory"])
@@ -187,28 +158,6 @@ async def test_address_waits_for_the_images_before_it(world: World, host: Host, 
 
     assert is_late or (await waiting)[0][0] == "Detections"
     assert len(host.requests) == (not is_late)
-
-
-async def test_slots_bound_how_many_images_are_asked_about_at_a_time(world: World) -> None:
-    goes_on, running = asyncio.Event(), [0]
-
-    async def ask(image: bytes, _: CallContext, __: Lease) -> int:
-        running.append(running[-1] + 1)
-        await goes_on.wait()
-        running.append(running[-1] - 1)
-        return len(image)
-
-    call = CallContext(Deadline.after(20), Timing(), "abc")
-    slots = asyncio.Semaphore(2)
-    batch = await BatchRequest.open_with(world.pipeline, [SCENE] * 5, "tiny", ask, call, slots=slots)
-    async with batch.run(lambda _, found, __: asyncio.sleep(0, str(found))) as done:
-        await eventually(lambda: running[-1] == 2)
-        await world.time.skip(20)
-        assert [await next(done) for _ in range(3)] == ["the images before it took too long"] * 3
-        goes_on.set()
-        assert [await image for image in done] == [str(len(SCENE))] * 2
-    assert max(running) == 2
-    assert not slots.locked()
 
 
 @pytest.mark.world(memory_bytes=4 * 300_000)

@@ -18,10 +18,9 @@ from app.pipeline.batch import Batch, Call, PendingImage, next_batch
 from app.pipeline.batcher import Batcher
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import HIGH, LOW, NORMAL, SHADOW, Caller
+from app.resilience.fairness import ANYBODY, HIGH, LOW, NORMAL, Caller
 from app.resilience.lease import Lease
 from app.telemetry.timing import Timing
-from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
 from app.triton.model_on_server import InFlightCall, ModelOnServer
 from app.triton.shared_memory import Arena
@@ -29,16 +28,14 @@ from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG
 
 SPEC = from_triton_config({**CONFIG, "max_batch_size": 4}, "1")
-TRACES = [TraceContext(f"{index:032x}", f"{index:016x}", 1) for index in (1, 2)]
 
 
-def pending(arena: Arena | None = None, nbytes: int = 10, *, spec: ModelSpec = SPEC, **context: Any) -> PendingImage:  # noqa: ANN401
+def pending(arena: Arena | None = None, nbytes: int = 10, *, spec: ModelSpec = SPEC, caller: Caller = ANYBODY) -> PendingImage:
     """Make a waiting image in the next slot of an arena, or inline."""
     slot = None if arena is None else arena.take(nbytes)
     buffer: Any = SimpleNamespace(slot=slot, tensor=np.zeros(nbytes, np.uint8))
     permit: Any = None
-    call = CallContext(Deadline.after(context.pop("seconds", 30)), Timing(), context.pop("request_id", ""), **context)
-    return PendingImage(spec, buffer, call, permit)
+    return PendingImage(spec, buffer, CallContext(Deadline.after(30), Timing(), "", caller), permit)
 
 
 @pytest.mark.parametrize(
@@ -46,20 +43,12 @@ def pending(arena: Arena | None = None, nbytes: int = 10, *, spec: ModelSpec = S
     [
         ("bca", 8, True, "abc"),  # in the order in memory
         ("abde", 8, True, "ab"),  # a slot that is not ready ends a batch
-        ("dabe", 8, True, "de"),
-        ("abcde", 3, True, "abc"),
         ("deabc", 4, True, "bcde"),  # those behind come first
-        ("abc", 1, True, "a"),
         ("xayb", 8, True, "xy"),  # messages and slots do not mix
-        ("axpb", 8, True, "ab"),
         ("pab", 8, True, "p"),  # in another arena
         ("xLy", 8, True, "x"),  # as many bytes as do not stop the worker
-        ("Lxy", 8, True, "L"),
-        ("vab", 8, True, "v"),  # of another version
-        ("sab", 8, True, "s"),  # a batch with it has failed
-        ("xsvy", 8, True, "xy"),
+        ("xsvy", 8, True, "xy"),  # a batch with one has failed, and one is of another version
         ("axdb", 8, False, "ax"),  # slots make no difference to a Triton that maps no memory
-        ("d", 8, False, "d"),
     ],
 )
 async def test_batch_has_what_lies_beside_its_first_image(
@@ -79,29 +68,14 @@ async def test_batch_has_what_lies_beside_its_first_image(
     assert batch.slot == (images[chosen[0]].buffer.slot if is_mapped or len(chosen) == 1 else None)
 
 
-async def test_batch_has_the_latest_deadline_all_ids_and_the_first_span() -> None:
-    facts = (("a", 5, None), ("b", 20, TRACES[0]), ("c", 10, TRACES[1]))
-    images = [pending(request_id=id_, seconds=seconds, trace=trace) for id_, seconds, trace in facts]
-    batch = Batch(images, None)
-
-    assert (batch.request_id, batch.trace, batch.is_pinned) == ("a,b,c", TRACES[0], False)
-    assert 19 < batch.remaining_seconds <= 20
-    for image in images:
-        assert not batch.is_abandoned
-        image.result.cancel()
-    assert batch.is_abandoned
-
-
 @pytest.mark.parametrize(
     ("levels", "backend", "priority", "expected"),
     [
         (0, "", HIGH, (0, 0)),  # a model without levels knows no priority
-        (0, "", LOW, (0, 0)),
         (0, "ensemble", NORMAL, (0, 1)),  # its steps may have some
         (3, "", HIGH, (1, 1)),
         (3, "", NORMAL, (0, 1)),
         (3, "", LOW, (3, 3)),
-        (3, "", SHADOW, (3, 3)),
     ],
 )
 async def test_tritons_queue_has_the_priority_of_the_caller(
@@ -139,7 +113,6 @@ class Calls:
         numbers = [int(image.buffer.tensor[0]) for image in batch.images]
         self.batches.append(numbers)
         self.are_urgent.append(batch.is_urgent)
-        self.most_calls = max(self.most_calls, self.served.calls)
         await self.may_answer.wait()
         self.served.note_answer(len(numbers), call.began_at)
         for number in numbers:
@@ -154,14 +127,11 @@ class Calls:
 class Setup:
     def __init__(self) -> None:
         self.calls = Calls(1)
-        self.batcher = self.make_batcher()
+        calls: Any = self.calls
+        self.batcher = Batcher(calls)
         self.asking: list[asyncio.Task[float]] = []
         self.timings: list[Timing] = []
         self._numbers = count()
-
-    def make_batcher(self) -> Batcher:
-        calls: Any = self.calls
-        return Batcher(calls)
 
     async def start(  # noqa: PLR0913 - what a request has
         self,
@@ -191,13 +161,9 @@ class Setup:
             result = await self.batcher.run(PendingImage(SPEC, buffer, call, as_permit))
             return float(result.outputs["output0"][0, 0])
 
-    async def finish(self, max_calls: float | None = None) -> list[Any]:
-        """Let all be answered, with so many calls after those under way; return the results."""
+    async def finish(self) -> list[Any]:
+        """Let all be answered; return the results."""
         self.calls.may_answer.set()
-        if max_calls is not None:
-            await turns()
-            self.calls.max_calls = max_calls
-            self.batcher.send()
         return await asyncio.gather(*self.asking, return_exceptions=True)
 
 
@@ -253,23 +219,10 @@ async def test_images_of_a_failed_batch_are_tried_alone_if_one_may_be_the_cause(
     assert len({id(results[number]) for number in failed}) == len(failed)  # copies: a traceback connects no requests
 
 
-async def test_image_of_a_caller_who_has_left_is_not_retried(setup: Setup) -> None:
-    setup.calls.poison[2] = InferenceFailed("no")
-    await setup.start(4)
-    setup.calls.max_calls = 2
-    await setup.start()
-    assert setup.calls.batches == [[0], [1, 2, 3, 4]]
-    setup.asking[3].cancel()
-    await turns()
-    await setup.finish()
-
-    assert setup.calls.batches[2:] == [[1], [2], [4]]
-
-
-async def test_poison_after_poison_ends_the_batches(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_poison_after_poison_ends_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches end when no retries are left, so that no image ever fails because of another."""
     monkeypatch.setattr(batcher_module, "_MAX_ISOLATED", 6)
-    setup.batcher = setup.make_batcher()
+    setup = Setup()
     setup.calls.poison = {number: InferenceFailed("no") for number in range(0, 40, 2)}
     await setup.start(40)
     results = await setup.finish()
@@ -277,15 +230,6 @@ async def test_poison_after_poison_ends_the_batches(setup: Setup, monkeypatch: p
     assert [result for result in results if not isinstance(result, InferenceFailed)] == list(range(1, 40, 2))
     assert len(setup.calls.batches) <= 40 + 6
     assert all(len(batch) == 1 for batch in setup.calls.batches[-20:])
-
-
-async def test_call_that_is_cancelled_ends_its_requests(setup: Setup) -> None:
-    await setup.start()
-    for task in setup.batcher.tasks:
-        task.cancel()
-
-    (result,) = await setup.finish()
-    assert isinstance(result, asyncio.CancelledError)
 
 
 async def test_callers_take_turns(setup: Setup) -> None:
@@ -310,39 +254,6 @@ async def test_caller_with_no_image_under_way_has_one_extra_call(setup: Setup) -
     assert await setup.finish() == list(range(11))
 
 
-async def test_call_is_urgent_if_its_caller_has_less_than_its_part_of_the_images_under_way(setup: Setup) -> None:
-    setup.calls.max_calls = 10
-    for caller in "aabbca":
-        await setup.start(1, caller)
-
-    assert setup.calls.are_urgent == [False, False, True, False, True, False]
-
-
-async def test_urgent_call_has_images_of_its_caller_only(setup: Setup) -> None:
-    """Those of others would make it longer, although the model takes one more."""
-    setup.calls.max_calls = 2
-    await setup.start(2, "a")
-    setup.calls.max_calls = 0  # nothing is sent
-    await setup.start(4, "a")
-    await setup.start(2, "b")
-    setup.calls.max_calls = 2
-    setup.batcher.send()
-    await turns()
-
-    assert setup.calls.batches == [[0], [1], [6, 7]]
-    assert setup.calls.are_urgent == [False, False, True]
-
-
-async def test_images_of_a_higher_priority_come_first_in_calls_of_their_own(setup: Setup) -> None:
-    await setup.start(1, "n")
-    setup.calls.max_calls = 0  # nothing is sent
-    for images, caller, priority in ((3, "l", LOW), (2, "n", NORMAL), (2, "h", HIGH)):
-        await setup.start(images, caller, priority=priority)
-    await setup.finish(max_calls=1)
-
-    assert setup.calls.batches == [[0], [6, 7], [4, 5], [1, 2, 3]]
-
-
 async def test_only_images_of_its_own_and_lower_priorities_make_a_call_urgent(setup: Setup) -> None:
     """A caller has no right to a part of the calls that those with a higher priority use."""
     setup.calls.max_calls = 2
@@ -351,34 +262,6 @@ async def test_only_images_of_its_own_and_lower_priorities_make_a_call_urgent(se
 
     assert setup.calls.batches == [[0], [1], [4]]
     assert setup.calls.are_urgent == [False, False, True]
-
-
-async def test_calls_stay_full_beside_many_callers(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup.calls.may_answer, "wait", turns)
-    setup.calls.max_calls = 2
-
-    async def ask(caller: int) -> None:
-        for _ in range(10):
-            await (await setup.start(1, str(caller)))[0]
-
-    await asyncio.gather(*map(ask, range(16)))
-
-    assert sum(len(batch) < SPEC.max_batch for batch in setup.calls.batches) <= 4  # the first and last ones
-    assert setup.calls.most_calls <= 2 + 1
-
-
-async def test_images_that_are_not_sent_cost_their_caller_nothing(setup: Setup) -> None:
-    await setup.start(1, "c")
-    setup.calls.max_calls = 0  # nothing more is sent
-    left = [*await setup.start(8, "b"), *await setup.start(8, "b", seconds=0.001)]
-    for task in left[:8]:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-    await setup.start(4, "a")
-    await setup.start(4, "b")
-    await setup.finish(max_calls=1)
-
-    assert setup.calls.batches == [[0], [17, 21, 18, 22], [19, 23, 20, 24]]
 
 
 async def test_image_that_can_only_be_late_is_not_sent(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Blocking work runs in a few threads, in the turn of its caller, and under the deadline of its request."""
+"""Decoding and drawing run in a few threads, in the turn of their caller, and under the deadline of its request."""
 
 import asyncio
 import os
@@ -10,22 +10,32 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import PIL.Image
 import pytest
 
 from app.errors import DeadlinePassed
+from app.pipeline import draw as draw_module
+from app.pipeline.call import CallContext
 from app.pipeline.decode_threads import DecodeThreads
+from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import SHADOW, Caller, Turn
 from app.resilience.lease import Lease
+from app.telemetry.timing import DRAW, Timing
+from tests.fakes.triton import SPEC
+from tests.imaging.samples import encode
+from tests.pipeline.gate import Gate
 from tests.processes import PATIENCE_SECONDS
 from tests.support import eventually
+from tests.world import World
 
 A, B = Caller("a"), Caller("b")
 LARGE = 1e6
 """Pixels of an image that is decoded in another thread."""
 
 
-class Gate:
+class Job:
     def __init__(self) -> None:
         self.has_started = threading.Event()
         self.may_end = threading.Event()
@@ -44,8 +54,8 @@ def pool() -> Iterator[DecodeThreads]:
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
-    made = Gate()
+def job() -> Iterator[Job]:
+    made = Job()
     yield made
     made.may_end.set()
 
@@ -56,13 +66,13 @@ def start(pool: DecodeThreads, work: Callable[[], Any], turn: Turn = Turn(A)) ->
 
 @pytest.mark.parametrize("threads", [1, 3])
 async def test_so_many_jobs_run_at_a_time_in_order_of_arrival(threads: int) -> None:
-    pool, gates = DecodeThreads(threads), [Gate() for _ in range(5)]
-    running = [start(pool, gate) for gate in gates]
-    for ended, gate in enumerate(gates):
+    pool, jobs = DecodeThreads(threads), [Job() for _ in range(5)]
+    running = [start(pool, job) for job in jobs]
+    for ended, job in enumerate(jobs):
         started = min(threads + ended, 5)
-        await eventually(lambda started=started: sum(gate.has_started.is_set() for gate in gates) == started)  # type: ignore[misc]
-        assert all(gate.has_started.is_set() for gate in gates[:started])
-        gate.may_end.set()
+        await eventually(lambda started=started: sum(job.has_started.is_set() for job in jobs) == started)  # type: ignore[misc]
+        assert all(job.has_started.is_set() for job in jobs[:started])
+        job.may_end.set()
 
     assert await asyncio.gather(*running) == ["done"] * 5
     pool.close()
@@ -72,11 +82,11 @@ class Image: ...
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeThreads, gate: Gate, *, is_late: bool) -> None:
+async def test_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeThreads, job: Job, *, is_late: bool) -> None:
     """The image of a request that has left or missed its deadline does not stay in memory until a thread is free."""
     deadline: Any = SimpleNamespace(remaining=0.001 if is_late else 30)
-    blocking = start(pool, gate)
-    await eventually(gate.has_started.is_set)
+    blocking = start(pool, job)
+    await eventually(job.has_started.is_set)
     image = Image()
     left = weakref.ref(image)
     asking = asyncio.ensure_future(pool.run(partial(id, image), deadline, Lease(), turn=Turn(A)))
@@ -89,90 +99,67 @@ async def test_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeTh
         await asking
     del asking
     assert (left(), pool.waiting) == (None, 0)
-    gate.may_end.set()
+    job.may_end.set()
 
     assert await blocking == "done"
 
 
-async def test_job_whose_deadline_has_passed_does_not_run_on_an_idle_pool(pool: DecodeThreads) -> None:
-    """An idle thread could start it before the event loop notices the missed deadline."""
-    ran: list[bool] = []
-    for _ in range(100):
-        with pytest.raises(DeadlinePassed, match="took too long"):
-            await pool.run(lambda: ran.append(True), Deadline.after(-1), turn=Turn(A))
-    await start(pool, list)
-
-    assert ran == []
-
-
-async def test_leases_are_kept_as_long_as_the_job_runs(pool: DecodeThreads, gate: Gate) -> None:
-    released: list[str] = []
-
-    async def run(name: str, work: Callable[[], object]) -> None:
-        with Lease() as lease:
-            lease.on_release(lambda: released.append(name))
-            await pool.run(work, Deadline.after(30), lease, turn=Turn(A))
-            assert name not in released
-
-    await run("ended", list)
-    assert released == ["ended"]
-    left = asyncio.ensure_future(run("left", gate))
-    await eventually(gate.has_started.is_set)
-    left.cancel()
-    await asyncio.gather(left, return_exceptions=True)
-    assert released == ["ended"]
-    gate.may_end.set()
-
-    await eventually(lambda: released == ["ended", "left"])
-
-
-async def test_closing_waits_for_running_jobs_drops_the_others_and_ends_all_threads(gate: Gate) -> None:
-    """The memory that a thread writes to must exist until the thread has ended."""
-    before = threading.enumerate()
-    pool, ran = DecodeThreads(1), list[bool]()
-    running, waiting = start(pool, gate), start(pool, lambda: ran.append(True))
-    await eventually(gate.has_started.is_set)
-    threading.Timer(0.1, gate.may_end.set).start()
-    pool.close()
-
-    assert gate.may_end.is_set()
-    assert await running == "done"
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert (ran, pool.waiting) == ([], 0)
-    assert set(threading.enumerate()) <= set(before)
-
-
-async def test_large_images_and_shadows_have_threads_of_their_own(pool: DecodeThreads, gate: Gate) -> None:
+async def test_large_images_and_shadows_have_threads_of_their_own(pool: DecodeThreads, job: Job) -> None:
     """Those of large images have a lower priority."""
     shadow = Turn(Caller("shadow", priority=SHADOW))
-    blocked = [start(pool, gate, shadow._replace(cost=cost)) for cost in (0, 1e7)]
-    await eventually(gate.has_started.is_set)
+    blocked = [start(pool, job, shadow._replace(cost=cost)) for cost in (0, 1e7)]
+    await eventually(job.has_started.is_set)
     read_niceness = partial(os.getpriority, os.PRIO_PROCESS, 0)
     usual = await start(pool, read_niceness, Turn(B))
     assert await start(pool, read_niceness, Turn(B, LARGE)) == min(usual + 6, 19)
-    large = Gate()
+    large = Job()
     blocked.append(start(pool, large, Turn(A, LARGE)))
     await eventually(large.has_started.is_set)
 
     assert await start(pool, lambda: "small") == "small"
     assert (pool.waiting, [task.done() for task in blocked]) == (1, [False] * 3)
-    for each in (gate, large):
+    for each in (job, large):
         each.may_end.set()
     assert await asyncio.gather(*blocked) == ["done"] * 3
 
 
-async def test_callers_take_turns_by_the_cost_of_their_jobs(pool: DecodeThreads, gate: Gate) -> None:
+async def test_callers_take_turns_by_the_cost_of_their_jobs(pool: DecodeThreads, job: Job) -> None:
     order: list[str] = []
-    running = [start(pool, gate, Turn(A, LARGE))]
-    await eventually(gate.has_started.is_set)
+    running = [start(pool, job, Turn(A, LARGE))]
+    await eventually(job.has_started.is_set)
     for number, caller, name, cost in ((9, A, "A", LARGE), (4, A, "a", 2 * LARGE), (4, B, "b", LARGE)):
         turn = Turn(caller, cost, is_batch=name == "A")
         running += [start(pool, partial(order.append, name), turn) for _ in range(number)]
     await asyncio.sleep(0)
     assert pool.waiting == 17
-    gate.may_end.set()
+    job.may_end.set()
     await asyncio.gather(*running)
 
     assert Counter(order[:7]) == {"A": 1, "a": 2, "b": 4}
     assert order[7:] == [*"aa", *"A" * 8]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_memory_and_backlog_count_until_a_picture_is_drawn(
+    world: World, monkeypatch: pytest.MonkeyPatch, gate: Gate, *, is_late: bool
+) -> None:
+    """Also after its request has left or missed its deadline."""
+    data = encode(PIL.Image.new("RGB", (2000, 1000)), "PNG")
+    found = Detections(np.zeros((0, 4)), np.zeros(0), np.zeros(0), 2000, 1000, SPEC, "1")
+    threads = gate.block(monkeypatch, draw_module, "draw_picture")
+    context = CallContext(Deadline.after(0.05 if is_late else 30), Timing(), "abc")
+    task = asyncio.create_task(draw_module.draw(world.pipeline, data, found, "image/png", context))
+    await eventually(gate.reached.is_set)
+    admission = world.admission
+    nbytes = len(data) + 2_000_000 * (7 + 6)  # decoded by Pillow, and the picture
+    assert threads[0].startswith("decode")
+    assert (admission.decode_backlog.pixels, admission.memory.own_bytes) == (8 * 2_000_000, nbytes)
+    if not is_late:
+        task.cancel()
+    with pytest.raises(DeadlinePassed if is_late else asyncio.CancelledError):
+        await task
+    assert context.timing.fail() == DRAW
+    assert admission.memory.own_bytes == nbytes
+    gate.opened.set()
+
+    await eventually(lambda: admission.memory.own_bytes == admission.decode_backlog.pixels == 0)
