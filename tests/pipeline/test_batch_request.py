@@ -1,4 +1,4 @@
-"""Batch requests: memory and outcomes of their images, also after failures and abandonment, and of those that are fetched."""
+"""Batch requests, whose images may have to be fetched, and tensors of callers: their memory and their outcomes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,17 +7,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import DeadlinePassed, GatewayFull, ImageNotFetched, InvalidParameter, MalformedRequest
+from app.errors import (
+    DeadlinePassed,
+    GatewayFull,
+    ImageNotFetched,
+    InferenceFailed,
+    InvalidParameter,
+    MalformedRequest,
+)
 from app.pipeline import preprocess
 from app.pipeline.batch_request import BatchRequest, Download, Image
 from app.pipeline.call import CallContext, DetectOptions
 from app.pipeline.results import Detections
+from app.pipeline.tensors import run_tensor
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
 from app.resilience.memory import MemoryBudget
 from app.telemetry.timing import Timing
+from app.triton.messages import InferResult
 from tests.fakes.https import Host, response, serving
-from tests.fakes.triton import infer_response
+from tests.fakes.triton import CONFIG, config_with, infer_response
+from tests.pipeline import refusals
 from tests.pipeline.gate import Gate
 from tests.support import SCENE, eventually, in_cycles
 from tests.world import World
@@ -188,3 +198,75 @@ async def test_image_is_fetched_anew_once_there_is_memory(world: World, host: Ho
         with pytest.raises(ImageNotFetched):
             await Download(fetcher, fetcher.parse(host.url(url)), memory, Deadline.after(30)).attempt()
         assert used(world) == (0, 0)
+
+
+SIDE = 32
+BATCHES = CONFIG | {"max_batch_size": 4}
+
+
+async def ask_tensor(world: World, images: int | None = None, seconds: float = 20) -> InferResult:
+    shape = (SIDE, SIDE, 3) if images is None else (images, SIDE, SIDE, 3)
+    declared = "image", "UINT8", shape
+
+    async def read(dtype: Any, count: int) -> Any:  # noqa: ANN401
+        return np.zeros(count, dtype)
+
+    call = CallContext(Deadline.after(seconds), Timing(), "abc")
+    return (await run_tensor(world.pipeline, "tiny", None, declared, read, call))[1]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_tensor_takes_the_place_of_an_image_until_its_deadline(world: World, *, is_late: bool) -> None:
+    world.hold()
+    task = asyncio.create_task(ask_tensor(world, seconds=5))
+    await eventually(lambda: world.running == [1])
+    assert (world.used_bytes, world.queue.in_progress) == (SIDE * SIDE * 3, 1)
+    if is_late:
+        await world.time.skip(6)
+        with pytest.raises(DeadlinePassed):
+            await task
+    world.let_answer()
+    if not is_late:
+        np.testing.assert_array_equal((await task).outputs["output0"], TABLE)
+
+    await eventually(lambda: world.used_bytes == world.queue.in_progress == 0)
+
+
+async def test_images_of_a_tensor_fail_together(world: World) -> None:
+    """The others are cancelled, and leave nothing."""
+    world.fake.config = BATCHES
+    world.fake.answer = infer_response(output0=TABLE[None])
+    assert (await ask_tensor(world, images=3)).outputs["output0"].shape == (3, 2, 6)
+    world.fake.may_answer.clear()
+    world.fake.held = {"abc,abc"}
+    world.fake.next_refusals = [refusals.FAILED]
+    with pytest.raises(InferenceFailed):
+        await ask_tensor(world, images=4)
+    assert not any("run_tensor" in repr(task) for task in asyncio.all_tasks())
+    world.let_answer()
+
+    await eventually(lambda: world.used_bytes == world.queue.in_progress == 0)
+
+
+async def test_tensor_is_sent_again_if_triton_is_being_stopped_or_the_model_was_replaced(world: World) -> None:
+    world.fake.next_refusals = [refusals.STOPPING]
+    assert (await ask_tensor(world)).version == "1"
+    world.fake.config, world.fake.model_versions = config_with(labels="new,other"), ["2"]
+    assert (await ask_tensor(world)).version == "2"
+    world.fake.config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}]}
+    world.fake.model_versions = ["3"]
+    with pytest.raises(MalformedRequest, match=r"of shape \[64, 64, 3\]"):
+        await ask_tensor(world)
+
+
+async def test_outputs_of_different_shapes_are_no_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may find another number of objects in each image."""
+    world.fake.config = BATCHES
+    rows = iter((1, 2))
+
+    async def run(*_: object) -> InferResult:
+        return InferResult({"output0": np.zeros((1, next(rows), 6), np.float32)}, "1")
+
+    monkeypatch.setattr(world.pipeline, "run_tensor", run)
+    with pytest.raises(MalformedRequest, match="one image per request"):
+        await ask_tensor(world, images=2)

@@ -1,29 +1,34 @@
-"""What opens the circuit of a model at one Triton: failures in a row, inferences that hang, and silence."""
+"""Tritons that fail, hang or fall silent: what opens the circuit of a model, and what a probe asks."""
 
 import asyncio
+import struct
+from io import BytesIO
 from typing import Any
 
-import msgspec
+import numpy as np
 import pytest
+from PIL import Image
 
-from app.errors import DeadlinePassed
+from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
+from app.model.spec import from_triton_config
+from app.pipeline import probe
+from app.pipeline.probe import run_probe
 from app.resilience.worker_table import COUNTER, SEPARATOR
 from app.telemetry.metrics import MODEL_DEATHS
 from app.triton import client as client_module
-from app.triton.shared_memory import SHM
+from app.triton.client import TritonClient
 from app.triton.silence import Silence
-from app.triton.status import ModelDied
-from tests.fakes.triton import SPEC
+from app.triton.status import Draining, ModelDied
+from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response, serving
 from tests.pipeline import refusals
 from tests.pipeline.conftest import fail, is_closed
 from tests.pipeline.refusals import Refusal
-from tests.support import METRICS, eventually
+from tests.support import METRICS, eventually, free_port
 from tests.world import HANG_SECONDS, World
 
 pytestmark = pytest.mark.world(mode="inline")
 SHARED = pytest.mark.world(mode="auto")
 HEARD = pytest.mark.usefixtures("heard")
-OTHER = msgspec.structs.replace(SPEC, name="other")
 
 
 @pytest.fixture
@@ -32,12 +37,11 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Silence, "ask", lambda *_: None)
 
 
-@pytest.mark.parametrize("refusal", [refusals.STOPPING, refusals.CANCELLED])
-async def test_failures_open_the_circuit_until_a_probe_is_answered(world: World, refusal: Refusal) -> None:
-    await fail(world, 4, refusal)
+async def test_failures_open_the_circuit_until_a_probe_is_answered(world: World) -> None:
+    await fail(world, 4)
     assert is_closed(world)
-    world.fake.refusal = refusal
-    await fail(world, 1, refusal)
+    world.fake.refusal = refusals.STOPPING
+    await fail(world, 1)
     assert not is_closed(world)
     assert is_closed(world, "other")
     asked = len(world.fake.requests)
@@ -49,15 +53,6 @@ async def test_failures_open_the_circuit_until_a_probe_is_answered(world: World,
 
     await eventually(lambda: is_closed(world))
     assert {request.id for request in world.fake.requests[asked:]} == {"probe"}
-
-
-async def test_request_that_succeeds_at_second_try_is_no_failure(world: World) -> None:
-    for _ in range(2):
-        await fail(world, 4, refusals.CANCELLED)  # which is not tried again
-        world.fake.next_refusals = [refusals.BROKEN]
-        await world.infer()
-
-    assert is_closed(world)
 
 
 async def test_dead_process_of_a_model_is_counted_and_opens_the_circuit(world: World) -> None:
@@ -79,18 +74,15 @@ async def test_dead_process_of_a_model_is_counted_and_opens_the_circuit(world: W
     [
         ("missed deadlines", True),
         ("callers leave", True),
-        ("answered before", True),
         ("fills the limit", True),
-        ("other model answered", True),
         ("other image answered", False),
         ("answered late", False),
     ],
 )
 async def test_inferences_that_hang_open_the_circuit_unless_triton_answers_others(world: World, how: str, *, opens: bool) -> None:
     images = 5
-    if how in {"answered before", "fills the limit"}:
-        await world.infer()
     if how == "fills the limit":  # no more requests would be admitted
+        await world.infer()
         world.queue.limit, images = 2.0, 2
     world.hold()
     world.fake.held = {"hang", "probe"}
@@ -101,64 +93,14 @@ async def test_inferences_that_hang_open_the_circuit_unless_triton_answers_other
     assert is_closed(world)
     if how == "answered late":
         await world.settle()
-    elif how.startswith("other"):
-        await world.infer(spec=OTHER if "model" in how else None)
+    elif how == "other image answered":
+        await world.infer()
     await world.time.skip(HANG_SECONDS)
     assert is_closed(world) is not opens
     assert world.fake.cancelled == 0
     world.let_answer()
 
     await eventually(lambda: is_closed(world))
-
-
-@HEARD
-@pytest.mark.parametrize(("part", "opens"), [(0.7, True), (0.3, False), pytest.param(0.3, True, marks=SHARED)])
-async def test_cancelled_inference_counts_if_it_was_given_half_of_the_time_of_a_hang(
-    world: World, part: float, *, opens: bool
-) -> None:
-    """One with a slot is not cancelled."""
-    await world.set_version("2.59.1")
-    world.hold()
-    await world.give_up(5, part * HANG_SECONDS)
-    await world.round_trip()
-    await world.time.skip(HANG_SECONDS)
-
-    assert is_closed(world) is not opens
-    await eventually(lambda: world.fake.cancelled == (5 if world.slot is None else 0))
-
-
-@HEARD
-async def test_inference_that_fails_late_counts_once(world: World) -> None:
-    world.hold()
-    world.fake.refusal = refusals.STOPPING
-    await world.give_up(4)
-    await world.settle()
-    await world.time.skip(HANG_SECONDS)
-    assert is_closed(world)
-
-    await fail(world, 1)
-    assert not is_closed(world)
-
-
-@HEARD
-@SHARED
-async def test_end_of_an_unanswered_call_is_no_answer(world: World) -> None:
-    with await world.admit():
-        before = world.queue.limit
-    for _ in range(4):
-        world.hold()
-        await world.give_up()
-        assert world.slot
-        arena = world.slot.arena
-        world.fake.next_refusals = [refusals.UNANSWERED]
-        await world.settle()
-        await eventually(lambda arena=arena: not (SHM / arena.name).exists())  # type: ignore[misc]
-    assert is_closed(world)
-    assert world.queue.limit == before
-    await fail(world, 1, refusals.UNANSWERED)
-
-    assert not is_closed(world)
-    assert {request.id for request in world.fake.requests} <= {"id", "probe"}
 
 
 async def test_lost_inference_gives_everything_back_at_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,24 +118,18 @@ async def test_lost_inference_gives_everything_back_at_last(world: World, monkey
     assert is_closed(world)
 
 
-async def fall_silent(world: World, images: int, seconds: float = 20) -> list[asyncio.Task[Any]]:
-    """Stop all answers of Triton while inferences are under way; return once Triton was asked whether it answers."""
-    world.hold()
-    world.fake.may_tell.clear()
-    asked = world.fake.server_reads
-    asking = await world.start(images, seconds)
-    await world.time.skip(1)
-    await eventually(lambda: world.fake.server_reads > asked)
-    return asking
-
-
 @pytest.mark.parametrize("version", [pytest.param("2.51.0", marks=SHARED), "2.59.1"])
 async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(world: World, version: str) -> None:
     await world.set_version(version)
     await world.infer()
     with await world.admit():
         limit = world.queue.limit
-    asking = await fall_silent(world, 4)
+    world.hold()
+    world.fake.may_tell.clear()
+    asked = world.fake.server_reads
+    asking = await world.start(4, 20)
+    await world.time.skip(1)
+    await eventually(lambda: world.fake.server_reads > asked)
     assert not world.pool.is_silent("tiny")
     await world.time.skip(20)
     await asyncio.gather(*asking, return_exceptions=True)
@@ -207,38 +143,6 @@ async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(wo
     await world.settle()
     assert world.queue.limit == limit  # what waited for Triton is no measure of its speed
     await world.infer()
-
-
-async def test_images_that_waited_for_a_silent_triton_count_as_missed(world: World) -> None:
-    """When the call before them is given up, too little time is left for a call of their own."""
-    world.hold()
-    asking = await world.start(2)
-    await world.time.skip(4)
-    world.let_answer()
-    await asyncio.gather(*asking)
-    world.max_calls = 1
-    asking = await fall_silent(world, 1, 5)
-    asking += [asyncio.create_task(world.infer(5)) for _ in range(4)]
-    await eventually(lambda: world.queue.in_progress == 5)
-    await world.time.skip(4)
-    missed = await asyncio.gather(*asking, return_exceptions=True)
-
-    assert [type(error) for error in missed] == [DeadlinePassed] * 5
-    assert not is_closed(world)
-    world.let_answer()
-
-
-async def test_question_without_an_answer_opens_the_circuit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    await world.until_known()
-    monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.1)
-    await world.infer(spec=OTHER)
-    asking = await fall_silent(world, 1, 1000)
-    await eventually(lambda: not is_closed(world))
-    assert is_closed(world, "other")
-    world.let_answer()
-
-    await asyncio.gather(*asking)
-    await eventually(lambda: is_closed(world))
 
 
 @HEARD
@@ -255,3 +159,94 @@ async def test_end_waits_for_no_inference_that_hangs_and_ends_probing(world: Wor
 
     assert len(world.fake.requests) == asked
     assert not any("CircuitBreaker" in repr(task) for task in asyncio.all_tasks())
+
+
+Fake = tuple[FakeTriton, TritonClient]
+
+
+async def test_model_of_tensors_gets_a_black_image_inline(fake_triton: Fake) -> None:
+    """Triton may not have mapped an arena yet."""
+    fake, client = fake_triton
+    image = {"name": "image", "data_type": "TYPE_FP16", "dims": [3, 32, 64]}
+    await run_probe(client, from_triton_config({**CONFIG, "input": [image], "max_batch_size": 8}, "1"))
+
+    (request,) = fake.requests
+    assert (request.id, request.model_name) == ("probe", "tiny")
+    assert list(request.inputs[0].shape) == [1, 3, 32, 64]
+    assert not request.inputs[0].parameters
+    assert list(request.raw_input_contents) == [bytes(2 * 3 * 32 * 64)]
+    assert request.parameters["timeout"].int64_param == 5_000_000
+
+
+async def test_model_of_files_gets_a_file(fake_triton: Fake) -> None:
+    fake, client = fake_triton
+    image = {"name": "image", "data_type": "TYPE_STRING", "dims": [1]}
+    config = {**CONFIG, "input": [image], "parameters": {"square": {"string_value": "32"}}}
+    await run_probe(client, from_triton_config(config, "1"))
+
+    (request,) = fake.requests
+    assert (request.inputs[0].datatype, list(request.inputs[0].shape)) == ("BYTES", [1])
+    (content,) = request.raw_input_contents
+    assert struct.unpack("<I", content[:4]) == (len(content) - 4,)
+    with Image.open(BytesIO(content[4:])) as picture:
+        picture.load()
+        assert (picture.format, picture.size) == ("PNG", (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (refusals.FAILED, False),
+        (refusals.MISSHAPEN, True),  # requests should get the same error instead of `CircuitOpen`
+        (refusals.GONE, True),
+        (None, True),  # an answer without sense
+        (refusals.STOPPING, Draining),
+        (refusals.LATE, DeadlinePassed),
+        (refusals.SICK, TritonUnavailable),
+    ],
+)
+async def test_probe_shows_whether_triton_can_run_the_model(
+    fake_triton: Fake,
+    refusal: Refusal | None,
+    expected: bool | type[GatewayError],  # noqa: FBT001
+) -> None:
+    fake, client = fake_triton
+    fake.refusal = refusal
+    fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
+    fake.answer.raw_output_contents[0] = b""
+    if isinstance(expected, bool):
+        assert await run_probe(client, SPEC) is expected
+    else:
+        with pytest.raises(expected):
+            await run_probe(client, SPEC)
+
+    assert len(fake.requests) == 1
+
+
+async def test_probe_waits_until_triton_can_be_reached_and_asks_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost connection on which nothing is sent would not be noticed."""
+    monkeypatch.setattr(probe, "_ASK_SECONDS", 0.02)
+    asked: list[str] = []
+
+    class AskedTriton(FakeTriton):
+        async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+            asked.append(request.name)
+            return await super().ModelReady(request, context)
+
+    fake, port = AskedTriton(), free_port()
+    fake.may_answer.clear()
+    fake.is_model_ready = False
+    client = TritonClient(f"127.0.0.1:{port}")
+    probing = asyncio.create_task(run_probe(client, SPEC))
+    with pytest.raises(TritonUnavailable):
+        await client.read_server()
+    assert not probing.done()
+    async with serving(fake, port):
+        await eventually(lambda: len(asked) > 2)
+        assert not probing.done()
+        fake.may_answer.set()
+        await probing
+        await client.close()
+
+    assert set(asked) == {"tiny"}
+    assert [request.id for request in fake.requests] == ["probe"]
