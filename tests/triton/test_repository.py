@@ -1,4 +1,4 @@
-"""Models are loaded at their first request; the least recently used one leaves, never one that is used or a default one."""
+"""Models of a repository: which can be loaded, which are loaded once they are added, and which at their first request."""
 
 import asyncio
 import time
@@ -10,17 +10,20 @@ import grpc
 import pytest
 
 from app.errors import ModelNotReady, TritonUnavailable
-from app.resilience.fairness import Caller
 from app.resilience.model_queue import total_key
 from app.resilience.worker_table import WorkerTable
-from app.triton import on_demand
+from app.triton import loading, on_demand
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
+from app.triton.config_file import unloadable_models
+from app.triton.loading import ModelLoader, has_loaded
 from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
+from app.triton.repository import DESCRIPTION, LOCK, REMOVED, identify, loadable_models, removed_models
 from app.triton.transport import Transport
 from tests.fakes.triton import LoadingTriton, serving
-from tests.support import OpenTable, eventually
+from tests.support import TABLE, OpenTable, captured_log, eventually
+from tests.triton.conftest import Two
 
 SECONDS = 30.0
 FAILS = grpc.StatusCode.INTERNAL, "load failed"
@@ -107,17 +110,6 @@ async def test_model_in_use_stays(host: Host) -> None:
     assert host.fake.loaded == {"default", "b", "c"}
 
 
-async def test_request_that_comes_between_keeps_the_model(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model looked unused until it was marked."""
-    worker = host.worker()
-    await host.load(worker, "a", "b")
-    answers = iter([False, True])
-    monkeypatch.setattr(worker, "_is_used", lambda _: next(answers, False))
-    await host.load(worker, "c")
-    assert host.fake.loaded == {"default", "a", "c"}
-    assert worker.has("a")
-
-
 async def test_default_models_and_steps_of_a_loaded_ensemble_stay(host: Host) -> None:
     with pytest.raises(ModelNotReady, match="in use"):
         await host.load(host.worker(limit=1), "a")
@@ -154,24 +146,6 @@ async def test_loads_run_one_at_a_time_and_workers_take_turns(host: Host) -> Non
     assert host.fake.told[-1] != "load e"
 
 
-async def test_many_loads_are_refused_but_for_another_caller(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_demand, "_MAX_LOADS", 2)
-    worker = host.worker(limit=9)
-    host.fake.may_load.clear()
-    asking = [asyncio.create_task(worker.load(name, SECONDS)) for name in "abc"]
-    await eventually(lambda: any(task.done() for task in asking))
-    asking.append(asyncio.create_task(worker.load("d", SECONDS, Caller("another"))))
-    table = host.tables[0]
-    await eventually(lambda: asking[-1].done() or table.total(table.column("loads of models")) == 3)
-    host.fake.may_load.set()
-    results = await asyncio.gather(*asking, return_exceptions=True)
-    assert [str(result) for result in results if result] == ["too many models are being loaded"]
-    assert "load d" in host.fake.told
-
-    monkeypatch.setattr(on_demand, "_MAX_LOADS", 1)  # all places were given back
-    await host.load(worker, "c", "e")
-
-
 async def test_failed_load_is_not_repeated_at_once_and_takes_no_place(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = host.worker(), host.worker()
     await host.load(one, "a", "b")
@@ -193,15 +167,6 @@ async def test_failed_load_is_not_repeated_at_once_and_takes_no_place(host: Host
             await other.load("c", SECONDS)
         host.skip(6)
     assert host.fake.told == ["load a", "load b", "unload a", "load c", "load c", "load d", "unload b", "load c"]
-
-
-async def test_model_that_is_being_loaded_takes_a_place(host: Host) -> None:
-    """Its worker was killed, or has not waited until the end."""
-    worker = host.worker()
-    await host.load(worker, "a")
-    host.fake.index.append(("e", "1", "LOADING", ""))
-    await host.load(worker, "b")
-    assert host.fake.told == ["load a", "unload a", "load b"]
 
 
 async def test_only_models_of_the_repository_are_loaded(host: Host) -> None:
@@ -229,12 +194,106 @@ async def test_killed_worker_leaves_no_mark(host: Host) -> None:
     assert worker.has("a")
 
 
-async def test_closing_stops_waiting(host: Host) -> None:
-    worker = host.worker()
-    host.fake.may_load.clear()
-    waiting = asyncio.create_task(worker.load("a", SECONDS))
-    await eventually(lambda: host.fake.told == ["load a"])
-    worker.close()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert host.tables[0].try_lock()
+STOPPING = grpc.StatusCode.UNAVAILABLE, "it is being stopped"
+
+
+@pytest.fixture
+async def loader(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
+    """Two Tritons, which a worker tells to load the models in a folder."""
+    monkeypatch.setattr(loading, "_INTERVAL_SECONDS", 0.01)
+    task = asyncio.create_task(ModelLoader(two.pool, tmp_path).run(TABLE))
+    yield two
+    task.cancel()
+
+
+def put(repository: Path, *models: str) -> None:
+    gone = {path.parent.name for path in repository.glob(f"*/{DESCRIPTION}")} - {*models}
+    for model in gone:
+        (repository / model / DESCRIPTION).unlink()
+    (repository / REMOVED).write_text("\n".join({*removed_models(repository), *gone}), encoding="utf-8")
+    for model in models:
+        (repository / model).mkdir(exist_ok=True)
+        (repository / model / DESCRIPTION).touch()
+    (repository / LOCK).touch()
+
+
+async def all_told(two: Two, *told: str) -> None:
+    await eventually(lambda: all(fake.told[-len(told) :] == [*told] for fake in two.fakes))
+
+
+async def test_models_are_loaded_and_unloaded_and_a_failure_is_told_once(
+    loader: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = captured_log(monkeypatch, loading)
+    loader.fakes[0].load_refusal = STOPPING
+    put(tmp_path, "doors", "gates")
+    await all_told(loader, "load doors", "load gates")
+    count = len(loader.fakes[0].told)
+    await asyncio.sleep(0.1)
+    assert len(loader.fakes[0].told) == count
+    assert [(line.kwargs["triton"], line.kwargs["model"]) for line in log] == [
+        (loader.fakes[0].url, "doors"),
+        (loader.fakes[0].url, "gates"),
+    ]
+    put(tmp_path, "gates")
+    await all_told(loader, "unload doors", "load gates")
+    await asyncio.to_thread(tmp_path.rename, tmp_path.with_name("unmounted"))  # it cannot be read, which changes nothing
+    await asyncio.sleep(0.1)
+    await all_told(loader, "unload doors", "load gates")
+
+
+async def test_all_workers_know_which_files_all_tritons_have_loaded(loader: Two, tmp_path: Path) -> None:
+    def loaded(model: str, pool: TritonPool = loader.pool) -> bool:
+        return has_loaded(TABLE, pool, model, identify(tmp_path / model))
+
+    put(tmp_path, "doors")
+    assert not loaded("doors")
+    await eventually(lambda: loaded("doors"))
+    (tmp_path / "doors" / DESCRIPTION).write_text("changed", encoding="utf-8")
+    assert not loaded("doors")
+    loader.fakes[0].load_refusal = STOPPING
+    put(tmp_path, "doors", "gates")
+    await all_told(loader, "load doors", "load gates")
+    await asyncio.sleep(0.1)
+    assert (loaded("doors"), loaded("gates")) == (False, False)
+    loader.fakes[0].load_refusal = None
+    put(tmp_path, "doors", "gates")
+    await eventually(lambda: loaded("doors") and loaded("gates"))
+
+    assert not loaded("doors", TritonPool(loader.pool.transport, loader.servers[:1]))
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content, encoding="utf-8")
+
+
+@pytest.mark.parametrize(("is_embedded", "invalid"), [(True, ["broken", "own"]), (False, ["broken"])])
+def test_models_that_no_triton_can_load_are_named(tmp_path: Path, *, is_embedded: bool, invalid: list[str]) -> None:
+    files = {"sound/config.pbtxt": "", "broken/config.pbtxt": "input {", "own/configs/embedded.pbtxt": "input {"}
+    networks = "sound/1/model.onnx", "exported/best.onnx", "version/1/model.onnx", ".add-unfinished/model.onnx", "file.onnx"
+    write(tmp_path, files | dict.fromkeys((*networks, "own/config.pbtxt", "nothing/notes.txt"), ""))
+    found = unloadable_models(tmp_path, is_embedded=is_embedded)
+
+    states = dict.fromkeys(invalid, "invalid") | dict.fromkeys(("exported", "version"), "no_config")
+    assert {name: one.state for name, one in found.items()} == states
+    for name, (_, reason) in found.items():
+        assert reason.startswith(f"{tmp_path}/{name}")
+        assert (f"`nereid add {tmp_path}/{name}`" in reason) is (name == "exported")
+        assert "\n" not in reason
+    assert unloadable_models(tmp_path / "nowhere", is_embedded=is_embedded) == {}
+
+
+def test_models_with_a_config_and_a_version_are_loadable(tmp_path: Path) -> None:
+    files = """
+        both/config.pbtxt both/configs/embedded.pbtxt both/1/model.onnx elsewhere/config.pbtxt elsewhere/2/model.py
+        embedded/configs/embedded.pbtxt embedded/10/model.onnx comments/config.pbtxt comments/1/model.py no_folder
+        no_version/config.pbtxt no_config/1/model.onnx no_number/config.pbtxt no_number/latest/model.onnx
+    """
+    write(tmp_path, dict.fromkeys(files.split(), '# of a test\nname: "m"'))
+    write(tmp_path, {"comments/configs/embedded.pbtxt": "# for another\n\n  # Triton\n"})
+    (tmp_path / "no_version" / "1").mkdir()
+
+    assert loadable_models(tmp_path) == ["both", "elsewhere", "embedded"]
+    assert loadable_models(tmp_path / "nowhere") == []
