@@ -114,18 +114,6 @@ async def test_failed_work_raises_its_error_at_each_caller_and_leaves_no_cycle()
     assert kept == []
 
 
-async def test_wait_returns_when_nothing_is_in_progress() -> None:
-    flight, good, bad = SingleFlight[int](), Work(), Work(ValueError("out of order"))
-    abandoned, failing = await start(flight, "good", good), await start(flight, "bad", bad)
-    abandoned.cancel()
-    waiting = asyncio.create_task(flight.wait())
-    bad.may_end.set()
-    await asyncio.gather(failing, return_exceptions=True)
-    assert not waiting.done()
-    good.may_end.set()
-    await waiting
-
-
 @pytest.mark.parametrize(
     ("inner", "others", "error"),
     [("", False, ValueError), ("time-out", False, ValueError), ("fails", False, KeyError), ("", True, asyncio.CancelledError)],

@@ -1,14 +1,17 @@
 """Requests for one model: the limit that workers share, whose turn is next, and what a rejected caller is told."""
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import cycle
 
 import pytest
 
-from app.errors import DeadlinePassed, GatewayFull
+from app.errors import GatewayFull
 from app.resilience.batch_queue import BatchQueue
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import ANYBODY, HIGH, LOW, Caller
+from app.resilience.fairness import ANYBODY, HIGH, LOW, Caller, CallerCounts, FairQueue, Turn
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
 from tests.fakes.clock import Clock
@@ -22,7 +25,7 @@ LATER = Deadline(1e9)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let no time pass, and have requests wait for half a minute instead of 30 ms, so that no turn comes too late by chance."""
     monkeypatch.setattr("app.resilience.model_queue._MAX_WAIT_SECONDS", 30.0)
-    return Clock(monkeypatch, *(f"app.resilience.{name}" for name in ("model_queue", "concurrency", "deadline")))
+    return Clock(monkeypatch, *(f"app.resilience.{name}" for name in ("model_queue", "rounds", "concurrency", "deadline")))
 
 
 def open_queue(table: WorkerTable, limit: int, pace: float = 0.0) -> ModelQueue:
@@ -74,17 +77,6 @@ async def test_limit_is_the_average_of_what_workers_have_measured_lately(open_ta
     assert busy.limit < 101
 
 
-async def test_changed_share_counts_at_once(table: WorkerTable) -> None:
-    """The file of keys can be edited while the gateway runs."""
-    queue, half = open_queue(table, 4), Caller("camera", 0.5, has_share=True)
-    permits = [await queue.admit(half, LATER) for _ in range(2)]
-    with pytest.raises(GatewayFull):
-        queue.check(half, 0)
-
-    queue.check(half._replace(fraction=0.75), 0)
-    leave(permits)
-
-
 async def test_higher_priorities_and_later_steps_come_first(table: WorkerTable) -> None:
     queue = open_queue(table, 1, pace=1e-6)
     low, high = Caller("l", priority=LOW), Caller("h", priority=HIGH)
@@ -107,19 +99,6 @@ async def test_higher_priorities_and_later_steps_come_first(table: WorkerTable) 
     assert order == "later image"
 
 
-async def test_later_step_waits_until_its_deadline_but_not_behind_those_of_another_caller(table: WorkerTable) -> None:
-    queue, many = open_queue(table, 2), Caller("many")
-    permits = await enter(queue, "many", "many")
-    with pytest.raises(DeadlinePassed):
-        await queue.admit_later_step(many, Deadline.after(0))
-    waiting = asyncio.create_task(queue.admit_later_step(many, LATER))
-    await asyncio.sleep(0)
-    leave([await queue.admit_later_step(Caller("few"), LATER)])
-    assert not waiting.done()
-    leave(permits)
-    leave([await waiting])
-
-
 async def test_only_requests_that_come_before_it_make_a_wait_too_long(table: WorkerTable) -> None:
     queue = open_queue(table, 1, pace=10.0)
     queue.check(ANYBODY, 0)  # while none is in progress, however slow the model was
@@ -139,7 +118,7 @@ async def test_only_requests_that_come_before_it_make_a_wait_too_long(table: Wor
         leave([await task])
 
 
-@pytest.mark.parametrize(("pace", "least", "most"), [(0.0, 1, 1), (0.7, 2, 3), (10.0, 21, 30), (100.0, 30, 30)])
+@pytest.mark.parametrize(("pace", "least", "most"), [(0.7, 2, 3), (100.0, 30, 30)])
 async def test_rejected_caller_is_told_when_to_come_back(table: WorkerTable, pace: float, least: int, most: int) -> None:
     """Not all at the same time."""
     queue = open_queue(table, 2, pace)
@@ -153,46 +132,6 @@ async def test_rejected_caller_is_told_when_to_come_back(table: WorkerTable, pac
 
     assert least <= min(told) <= max(told) <= most
     assert (len(told) > 1) is (least < most)
-
-
-@pytest.mark.parametrize(("seconds", "is_admitted"), [(1.9 * TARGET - 0.1, False), (1.9 * TARGET + 0.1, True)])
-async def test_only_short_deadlines_are_compared_with_the_predicted_wait(
-    table: WorkerTable, seconds: float, *, is_admitted: bool
-) -> None:
-    """For the usual deadline the limit is enough: requests of a batch take as long together as one alone."""
-    queue = ModelQueue(table, "tiny", 10, TARGET)
-    for measured in (TARGET / 10, *[0.9 * TARGET] * 100):  # the limit is 10, then requests take longer
-        queue.measure(measured, 1, is_near=False)
-    permits = await enter(queue, "", "")
-    if is_admitted:
-        permits += await enter(queue, "", deadline=Deadline.after(seconds))
-    else:
-        with pytest.raises(GatewayFull):
-            await enter(queue, "", deadline=Deadline.after(seconds))
-    leave(permits)
-
-
-async def test_caller_with_few_requests_is_not_measured(table: WorkerTable, clock: Clock) -> None:
-    """They do not wait behind those of the others, which would seem to be as fast."""
-    queue = ModelQueue(table, "tiny", 1000, TARGET)
-    *many, few = await enter(queue, *"cbbbbba")
-    clock.now += 0.1
-    few.measure()
-    assert queue.pace() == pytest.approx(0.1 / 7)  # better than nothing
-    clock.now += 0.3
-    for permit in many:
-        permit.measure()
-    slow = queue.pace()
-    few.measure()
-    assert queue.pace() == slow > 0.1
-    leave([few, *many])
-
-    equal = await enter(queue, *"abcd")
-    clock.now += 0.1
-    for permit in equal:
-        permit.measure()
-    leave(equal)
-    assert queue.pace() < slow
 
 
 @pytest.mark.parametrize(("images", "ahead"), [(64, 128), (1000, 1100)])
@@ -213,3 +152,167 @@ async def test_images_of_others_that_wait_can_make_a_batch_late(table: WorkerTab
     await asyncio.gather(*waiting, return_exceptions=True)
     line.check(images, 0.99 * images * pace)
     leave(permits)
+
+
+A, B = Caller("a"), Caller("b")
+
+
+def take(counts: CallerCounts, limit: int, *callers: Caller) -> list[int]:
+    """Let callers take one after the other, in turn, until none finds room; return what each has."""
+    refused = 0
+    for caller in cycle(callers):
+        if counts.has_room(caller, limit, 1):
+            counts.add(caller, 1)
+            refused = 0
+        elif (refused := refused + 1) == len(callers):
+            break
+    return [counts.of(caller) for caller in callers]
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+def test_caller_alone_has_the_whole_limit_and_a_second_one_still_finds_room(open_table: OpenTable, limit: int) -> None:
+    one, other = (CallerCounts(open_table(), "x") for _ in range(2))
+    assert take(one, limit, A) == [limit]
+    (taken,) = take(other, limit, B)
+    assert taken >= limit // 10 - 1
+    assert one.total == other.total == limit + taken <= 1.1 * limit + 1
+    assert not one.has_room(A, limit, 1)
+    one.add(A, limit)
+    other.add(B, -taken)
+    assert [other.has_place(caller, limit, 1) for caller in (A, B)] == [False, True]  # a first request
+    other.add(B, 1)
+    assert not other.has_place(B, limit, 1)
+    one.add(A, -2 * limit)
+    other.add(B, -1)
+
+    assert (one.total, one.in_worker, one.of_in_worker(A)) == (0, 0, 0)
+    assert take(one, limit, B) == [limit]
+
+
+class Work:
+    """Work that waits for its turn."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+
+    @property
+    def name(self) -> str:
+        """The name of the caller, in capitals for images of batches."""
+        return self.turn.caller.name.upper() if self.turn.is_batch else self.turn.caller.name
+
+
+class Queue(FairQueue[Work]):
+    def more(self, caller: Caller, number: int, cost: float = 1.0, *, is_batch: bool = False) -> list[Work]:
+        added = [Work(Turn(caller, cost, is_batch)) for _ in range(number)]
+        for work in added:
+            self.add(work)
+        return added
+
+    def run(self, number: int) -> str:
+        """Begin the next ones; return their names."""
+        names = ""
+        for _ in range(number):
+            work = self.next()
+            assert work is not None
+            assert work is self.in_turn()[0]
+            self.begin(work)
+            names += work.name
+        return names
+
+
+def test_callers_take_turns_however_much_they_have() -> None:
+    work = Queue()
+    for dropped in work.more(B, 100):  # what is discarded costs nothing
+        work.discard(dropped)
+        work.discard(dropped)
+    assert (len(work), work.next()) == (0, None)
+    work.more(A, 100)
+    assert work.run(10) == "a" * 10
+    work.more(B, 100)
+    assert Counter(work.run(40)) == {"a": 20, "b": 20}
+    work.more(Caller("c"), 5)
+
+    assert Counter(work.run(15)) == {"a": 5, "b": 5, "c": 5}
+    assert Counter(work.run(10)) == {"a": 5, "b": 5}
+
+
+@pytest.mark.parametrize(
+    ("fraction", "cost", "others", "expected"),
+    [(0.75, 1, 1, 30), (0.5, 1, 4, 20), (0.5, 4, 1, 8)],
+)
+def test_turns_are_weighed_by_share_and_cost(fraction: float, cost: float, others: int, expected: int) -> None:
+    work = Queue()
+    for number in range(others):
+        work.more(Caller(str(number), 1 - fraction), 100)
+    work.more(Caller("s", fraction, has_share=True), 100, cost)
+
+    assert Counter(work.run(40))["s"] == pytest.approx(expected, abs=2)
+
+
+def test_images_of_batches_come_behind_single_ones() -> None:
+    work = Queue()
+    work.more(A, 50, is_batch=True)
+    work.more(A, 8)
+    work.more(B, 8)
+    assert Counter(work.run(18)) == {"A": 2, "a": 8, "b": 8}
+
+
+def test_higher_priorities_come_first_and_lower_ones_take_turns_in_what_is_left() -> None:
+    work = Queue()
+    for priority in (LOW, HIGH):
+        work.more(A._replace(priority=priority), 10, is_batch=True)
+        work.more(B._replace(priority=priority), 2)
+    work.more(Caller("n"), 2)
+    assert sorted(one.name for one in work.in_turn()) == ["A"] * 10 + ["b"] * 2
+    assert sorted(work.run(12)) == ["A"] * 10 + ["b"] * 2
+    assert work.run(2) == "nn"
+    work.more(B._replace(priority=LOW), 8)
+    turns = ""
+    for _ in range(10):
+        work.more(Caller("h", priority=HIGH), 5)
+        turns += work.run(6).removeprefix("hhhhh")
+    assert Counter(turns) == {"A": 2, "b": 8}
+
+
+def ask(queue: ModelQueue, caller: Caller) -> Permit | None:
+    """Admit a request and return its permit; None if it is rejected."""
+    try:
+        queue.check(caller, 0)
+    except GatewayFull:
+        return None
+    return queue.try_admit(caller)
+
+
+def test_callers_are_admitted_equally_often(open_table: OpenTable, clock: Clock) -> None:
+    """100 callers with one request at a time, two of five connected to the first worker; 50 requests a second end, in order."""
+    queues = [ModelQueue(open_table(), "tiny", 10, target_seconds=1e6) for _ in range(2)]
+    chance = random.Random(1)  # noqa: S311 - reproducible
+    callers = [Caller(f"caller {number}") for number in range(100)]
+    admitted = dict.fromkeys(callers, 0)
+    due = {caller: chance.random() for caller in callers}
+    working: list[tuple[Caller, Permit]] = []
+    rejected = 0
+    for _ in range(5_000):
+        clock.now += 0.02
+        if working:
+            caller, permit = working.pop(0)
+            permit.release()
+            due[caller] = clock.now
+        for number in sorted(range(100), key=lambda number: due[callers[number]]):
+            caller = callers[number]
+            if due[caller] > clock.now:
+                break
+            new = ask(queues[number % 5 < 3], caller)
+            if new is not None:
+                admitted[caller] += 1
+                working.append((caller, new))
+                due[caller] = float("inf")
+            else:
+                rejected += 1
+                due[caller] = clock.now + chance.uniform(0.5, 1)
+    for _, permit in working:
+        permit.release()
+
+    assert sum(admitted.values()) >= 4_800  # no place was kept free for long
+    assert rejected > 5_000
+    assert max(admitted.values()) - min(admitted.values()) <= 6  # of about 50

@@ -11,7 +11,7 @@ from app.errors import TritonUnavailable
 from app.main import create_app
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
-from app.triton.credentials import Credentials, CredentialsError, load
+from app.triton.credentials import CredentialsError, load
 from app.triton.server_info import ServerInfo
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import json, started
@@ -51,23 +51,21 @@ async def answers(client: TritonClient) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("authority", "named", "uses_tls", "is_called"),
+    ("authority", "named", "is_called"),
     [
-        (OURS, HOST, True, True),
-        (THEIRS, HOST, True, False),
-        (OURS, NAME, True, False),
-        (None, HOST, True, False),
-        (OURS, HOST, False, False),
+        (OURS, HOST, True),
+        (THEIRS, HOST, False),
+        (OURS, NAME, False),
+        (None, HOST, False),
     ],
-    ids=["ours", "another CA", "another host", "server without TLS", "client without TLS"],
+    ids=["ours", "another CA", "another host", "server without TLS"],
 )
 async def test_triton_is_called_if_our_authority_certifies_its_host(
-    folder: Path, authority: trustme.CA | None, named: str, *, uses_tls: bool, is_called: bool
+    folder: Path, authority: trustme.CA | None, named: str, *, is_called: bool
 ) -> None:
     fake = FakeTriton()
     async with serving(fake, tls=authority and server_tls(authority, named)) as port:
-        credentials = load(str(folder) if uses_tls else "")
-        assert await answers(TritonClient(f"{HOST}:{port}", credentials=credentials)) is is_called
+        assert await answers(TritonClient(f"{HOST}:{port}", credentials=load(str(folder)))) is is_called
     assert bool(fake.server_reads) is is_called
 
 
@@ -97,15 +95,6 @@ async def test_certificate_is_shown_to_a_triton_that_asks(folder: Path) -> None:
         assert not await answers(TritonClient(f"{HOST}:{port}", credentials=load(str(folder))))
 
 
-def test_file_may_have_several_authorities_and_comments_in_any_encoding(folder: Path) -> None:
-    content = "# Főtanúsítvány\n".encode("latin2") + OURS.cert_pem.bytes() + THEIRS.cert_pem.bytes()
-    (folder / "ca.crt").write_bytes(content)
-    found = load(str(folder))
-
-    assert found == Credentials(content, (folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes())
-    assert "PRIVATE KEY" not in repr(found)
-
-
 OTHER = OURS.issue_cert("own.example.org").private_key_pem.bytes()
 ENCRYPTED = load_pem_private_key(OTHER, None).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
 
@@ -113,10 +102,7 @@ ENCRYPTED = load_pem_private_key(OTHER, None).private_bytes(Encoding.PEM, Privat
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("ca.crt", None, ": No such file or directory"),
-        ("ca.crt", b"", " is not a certificate in PEM"),
         ("ca.crt", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", " is not a certificate in PEM"),
-        ("tls.crt", None, ": No such file or directory"),
         ("tls.crt", b"no certificate\n", " is not a certificate in PEM"),
         ("tls.key", None, ": No such file or directory"),
         ("tls.key", b"a secret that is no key\n", " is not a private key in PEM"),

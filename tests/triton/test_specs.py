@@ -17,11 +17,9 @@ from tests.support import eventually
 Fake = tuple[FakeTriton, TritonClient]
 Refusal = tuple[grpc.StatusCode, str] | None
 Error = type[GatewayError]
-Index = list[tuple[str, str, str, str]] | None
 NOT_FOUND = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
 NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
 DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect"
-INDEX = [("b", "1", "UNAVAILABLE", "no weights"), ("a", "1", "READY", "")]
 
 
 @pytest.fixture
@@ -118,30 +116,6 @@ async def test_model_that_has_gone_is_forgotten_by_the_refresh(  # noqa: PLR0913
     fake.config, fake.query_refusal = CONFIG, None
     clock.now += 1
     assert (await cache.get("tiny")).name == "tiny"
-
-
-@pytest.mark.parametrize(
-    ("index", "had", "model", "expected"),
-    [
-        (INDEX, "", "b", ModelNotReady),
-        (INDEX, "", "d", UnknownModel),
-        ([], "b", "b", UnknownModel),  # it was removed
-        (None, "b", "b", ModelNotReady),  # Triton may restrict its repository
-        (None, "", "b", UnknownModel),
-    ],
-)
-async def test_model_that_is_not_found_is_unknown_unless_the_repository_has_it(  # noqa: PLR0913, PLR0917 - a table
-    fake_triton: Fake, cache: SpecCache, index: Index, had: str, model: str, expected: Error
-) -> None:
-    fake, _ = fake_triton
-    if had:
-        await cache.get(had)
-        cache.forget(had)
-    fake.model_refusal, fake.index = NOT_FOUND, index or []
-    fake.query_refusal = NOT_FOUND if index is None else None
-    with pytest.raises(expected) as caught:
-        await cache.get(model)
-    assert getattr(caught.value, "models", []) == (["a"] if model == "d" else [])
 
 
 async def test_absent_model_is_asked_for_once_a_second_and_other_errors_are_not_kept(
