@@ -3,7 +3,6 @@
 import asyncio
 import struct
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,19 +10,15 @@ from PIL import Image
 
 from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
 from app.model.spec import from_triton_config
-from app.pipeline import probe
 from app.pipeline.probe import run_probe
-from app.resilience.worker_table import COUNTER, SEPARATOR
-from app.telemetry.metrics import MODEL_DEATHS
-from app.triton import client as client_module
 from app.triton.client import TritonClient
 from app.triton.silence import Silence
-from app.triton.status import Draining, ModelDied
-from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response, serving
+from app.triton.status import Draining
+from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
 from tests.pipeline import refusals
 from tests.pipeline.conftest import fail, is_closed
 from tests.pipeline.refusals import Refusal
-from tests.support import METRICS, eventually, free_port
+from tests.support import eventually
 from tests.world import HANG_SECONDS, World
 
 pytestmark = pytest.mark.world(mode="inline")
@@ -53,19 +48,6 @@ async def test_failures_open_the_circuit_until_a_probe_is_answered(world: World)
 
     await eventually(lambda: is_closed(world))
     assert {request.id for request in world.fake.requests[asked:]} == {"probe"}
-
-
-async def test_dead_process_of_a_model_is_counted_and_opens_the_circuit(world: World) -> None:
-
-    def deaths() -> int:
-        return METRICS.table.total_ever(METRICS.table.column(COUNTER + SEPARATOR.join((MODEL_DEATHS, "tiny"))))
-
-    before = deaths()
-    world.fake.refusal = refusals.SICK
-    with pytest.raises(ModelDied):
-        await world.infer()
-    assert not is_closed(world)
-    assert deaths() == before + 1
 
 
 @HEARD
@@ -103,21 +85,6 @@ async def test_inferences_that_hang_open_the_circuit_unless_triton_answers_other
     await eventually(lambda: is_closed(world))
 
 
-async def test_lost_inference_gives_everything_back_at_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its RPC is given up a minute after its deadline, but not cancelled, because this Triton would not survive that."""
-    monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 60.0)
-    world.hold()
-    world.fake.held = {"lost"}
-    await world.give_up(request_id="lost")
-    assert world.queue.in_progress == 1
-    await world.infer()
-    await world.time.skip(60)
-
-    await eventually(lambda: world.queue.in_progress == 0)
-    assert world.fake.cancelled == 0
-    assert is_closed(world)
-
-
 @pytest.mark.parametrize("version", [pytest.param("2.51.0", marks=SHARED), "2.59.1"])
 async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(world: World, version: str) -> None:
     await world.set_version(version)
@@ -145,37 +112,7 @@ async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(wo
     await world.infer()
 
 
-@HEARD
-async def test_end_waits_for_no_inference_that_hangs_and_ends_probing(world: World) -> None:
-    """They may never end while the circuit of their model is open."""
-    world.hold()
-    await world.give_up(5)
-    await world.time.skip(HANG_SECONDS)
-    assert not is_closed(world)
-    await world.batchers.close(3600)
-    asked = len(world.fake.requests)
-    await world.time.skip(10)
-    await world.round_trip()
-
-    assert len(world.fake.requests) == asked
-    assert not any("CircuitBreaker" in repr(task) for task in asyncio.all_tasks())
-
-
 Fake = tuple[FakeTriton, TritonClient]
-
-
-async def test_model_of_tensors_gets_a_black_image_inline(fake_triton: Fake) -> None:
-    """Triton may not have mapped an arena yet."""
-    fake, client = fake_triton
-    image = {"name": "image", "data_type": "TYPE_FP16", "dims": [3, 32, 64]}
-    await run_probe(client, from_triton_config({**CONFIG, "input": [image], "max_batch_size": 8}, "1"))
-
-    (request,) = fake.requests
-    assert (request.id, request.model_name) == ("probe", "tiny")
-    assert list(request.inputs[0].shape) == [1, 3, 32, 64]
-    assert not request.inputs[0].parameters
-    assert list(request.raw_input_contents) == [bytes(2 * 3 * 32 * 64)]
-    assert request.parameters["timeout"].int64_param == 5_000_000
 
 
 async def test_model_of_files_gets_a_file(fake_triton: Fake) -> None:
@@ -221,32 +158,3 @@ async def test_probe_shows_whether_triton_can_run_the_model(
             await run_probe(client, SPEC)
 
     assert len(fake.requests) == 1
-
-
-async def test_probe_waits_until_triton_can_be_reached_and_asks_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost connection on which nothing is sent would not be noticed."""
-    monkeypatch.setattr(probe, "_ASK_SECONDS", 0.02)
-    asked: list[str] = []
-
-    class AskedTriton(FakeTriton):
-        async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-            asked.append(request.name)
-            return await super().ModelReady(request, context)
-
-    fake, port = AskedTriton(), free_port()
-    fake.may_answer.clear()
-    fake.is_model_ready = False
-    client = TritonClient(f"127.0.0.1:{port}")
-    probing = asyncio.create_task(run_probe(client, SPEC))
-    with pytest.raises(TritonUnavailable):
-        await client.read_server()
-    assert not probing.done()
-    async with serving(fake, port):
-        await eventually(lambda: len(asked) > 2)
-        assert not probing.done()
-        fake.may_answer.set()
-        await probing
-        await client.close()
-
-    assert set(asked) == {"tiny"}
-    assert [request.id for request in fake.requests] == ["probe"]

@@ -1,8 +1,6 @@
 """Inferences at one Triton: what is tried again, and what stays in use until an RPC has ended."""
 
-import gc
 import signal
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,18 +10,13 @@ import psutil
 import pytest
 
 from app.embedded.server import EmbeddedTriton
-from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady, TritonUnavailable
+from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady
 from app.main import create_app
 from app.pipeline import triton_calls
-from app.pipeline.batch import PendingImage
-from app.pipeline.call import CallContext
-from app.resilience.deadline import Deadline
 from app.settings.schema import Settings
-from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton.shared_memory import SHM, Arena
 from app.triton.status import Overloaded
-from app.triton.transport import InputBuffer
 from tests.fakes.triton import SPEC, infer_response
 from tests.pipeline import refusals
 from tests.pipeline.conftest import fail, is_closed
@@ -139,29 +132,6 @@ async def test_answer_is_neither_tried_again_nor_a_failure(
     assert not is_closed(world)
 
 
-class Pixels(np.ndarray[Any, Any]):
-    """An array whose instances can be counted."""
-
-
-@pytest.mark.parametrize("refusal", [refusals.MISSHAPEN, refusals.BROKEN])
-async def test_failed_inference_leaves_no_reference_cycle(world: World, refusal: Refusal) -> None:
-    """Its image is freed immediately, not when the garbage collector runs, with and without a retry."""
-    world.fake.refusal = refusal
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(8):  # more than the retries that are saved up
-            with suppress(InferenceFailed, TritonUnavailable), await world.admit() as permit:
-                buffer = InputBuffer(IMAGE.copy().view(Pixels), None)
-                call = CallContext(Deadline.after(30), Timing(), "id")
-                await world.batchers["tiny"].run(PendingImage(SPEC, buffer, call, permit))
-        alive = [thing for thing in gc.get_objects() if isinstance(thing, Pixels)]
-    finally:
-        gc.enable()
-
-    assert len(alive) <= 1  # of the buffer that is still a name here
-
-
 @SHARED
 @pytest.mark.parametrize(
     ("refusal", "may_be_read"),
@@ -198,16 +168,6 @@ async def test_few_requests_are_tried_again(world: World) -> None:
     world.fake.next_refusals = [refusals.STOPPING]
 
     assert await world.infer()
-
-
-@SHARED
-async def test_inference_that_nobody_waits_for_is_not_tried_again(world: World) -> None:
-    world.hold()
-    world.fake.next_refusals = [refusals.BROKEN]
-    await world.leave(await world.start())
-    await world.settle()
-
-    assert len(world.fake.requests) == 1
 
 
 @pytest.mark.system

@@ -14,13 +14,10 @@ from numpy.typing import NDArray
 from app.detection.nms import Candidates
 from app.errors import (
     DeadlinePassed,
-    GatewayFull,
     InvalidImage,
     InvalidModelOutput,
     InvalidParameter,
-    UnknownModel,
 )
-from app.imaging.fit import fit_for
 from app.imaging.transform import ImageTransform
 from app.model.heads import DetectionHead, OutputFormat
 from app.model.spec import from_triton_config
@@ -28,14 +25,12 @@ from app.pipeline import call as call_module
 from app.pipeline import preprocess, results
 from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import HIGH, LOW, NORMAL, Caller
 from app.telemetry.timing import Timing
 from app.triton.messages import InferResult
 from app.triton.shared_memory import SLOTS
 from tests.detection.test_select import crowds
 from tests.fakes import models
-from tests.fakes.triton import CONFIG, FakeTriton, config_with, infer_response
-from tests.imaging.samples import GREY, png
+from tests.fakes.triton import CONFIG, FakeTriton, infer_response
 from tests.pipeline import refusals
 from tests.pipeline.gate import Gate
 from tests.support import LIMITS, SCENE, eventually
@@ -107,37 +102,6 @@ async def test_version_of_another_size_is_asked_with_an_image_of_that_size(world
 
     assert named(await world.detect()) == ("2", ["new", "other"])
     assert [list(request.inputs[0].shape) for request in world.fake.requests][1:] == [[32, 32, 3], [64, 64, 3]]
-
-
-async def test_name_asks_for_the_default_version_until_the_repository_changes(world: World) -> None:
-    world.fake.config, world.fake.model_versions = config_with(default_version="1", labels="old,old"), ["1", "2"]
-    assert named(await world.detect()) == ("1", ["old", "old"])
-    world.fake.config = config_with(default_version="2", labels="new,other")
-    await world.pipeline.refresh()
-    assert named(await world.detect()) == ("1", ["old", "old"])
-    world.changed_at = 1
-    await world.pipeline.refresh()
-    await eventually(lambda: world.pipeline.refer_to("tiny", None) == "tiny:2")
-
-    assert named(await world.detect()) == ("2", ["new", "other"])
-    assert [request.model_version for request in world.fake.requests] == ["1", "1", "2"]
-
-
-@pytest.mark.parametrize(
-    ("model", "detail"),
-    [
-        (None, "Triton does not have tiny, a default model of the settings; it has other, yolo"),
-        ("listed", "Triton does not have listed; get it with `nereid pull listed` or `./just pull listed`"),
-        ("yolov", "there is no such model; did you mean yolo? GET /models lists those that exist"),
-    ],
-)
-async def test_unknown_model_is_told_what_there_is(world: World, model: str | None, detail: str) -> None:
-    world.fake.index = [("yolo", "1", "READY", ""), ("other", "1", "READY", ""), ("broken", "1", "UNAVAILABLE", "no weights")]
-    world.fake.model_refusal = refusals.GONE
-    with pytest.raises(UnknownModel) as caught:
-        await world.detect(model=model)
-
-    assert caught.value.detail == detail
 
 
 @pytest.mark.parametrize(
@@ -241,44 +205,6 @@ async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.Monke
     assert world.free_slots() == SLOTS
 
 
-@pytest.mark.world(memory_bytes=2000)
-async def test_body_needs_memory_while_triton_does_not_answer(world: World) -> None:
-    world.fake.may_tell.clear()
-    waiting = [asyncio.ensure_future(world.detect(bytes(1000))) for _ in range(2)]
-    await eventually(lambda: world.used_bytes == 2000)
-    with pytest.raises(GatewayFull, match="no memory left"):
-        await world.detect(bytes(1000))
-    await world.leave(waiting)
-
-    assert world.used_bytes == 0
-
-
-async def test_large_image_that_would_be_decoded_too_late_is_rejected_at_once(
-    monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
-) -> None:
-    large = png(3000, 3000, 8, GREY)
-    gate.block(monkeypatch, preprocess, "fill_input")
-    running = [asyncio.ensure_future(world.detect(large))]
-    await eventually(gate.reached.is_set)
-    with pytest.raises(GatewayFull, match="decoding the image, and those before it"):
-        await world.detect(large, seconds=0.2)
-    running += [asyncio.ensure_future(world.detect(data)) for data in (large, SCENE)]
-    await eventually(lambda: world.admission.decode_backlog.pixels == 2 * 9_000_000)
-    gate.opened.set()
-    outcomes = await asyncio.gather(*running, return_exceptions=True)
-
-    assert [type(outcome) for outcome in outcomes] == [InvalidImage, InvalidImage, Detections]
-    assert world.admission.decode_backlog.pixels == 0
-
-
-async def test_priority_of_the_caller_reaches_triton(world: World) -> None:
-    world.fake.config = CONFIG | {"dynamic_batching": {"priority_levels": "3", "default_priority_level": "2"}}
-    for priority in (HIGH, NORMAL, LOW):
-        await world.detect(caller=Caller("", priority=priority))
-
-    assert [request.parameters["priority"].uint64_param for request in world.fake.requests] == [1, 0, 3]
-
-
 def test_time_of_a_request_is_chosen_by_its_caller_or_grows_with_its_images() -> None:
     """The maximum for callers does not limit the default."""
     assert [LIMITS.timeout(None, images) for images in (0, 1, 2, 21, 41, 64)] == [10, 10, 10.5, 20, 30, 30]
@@ -348,26 +274,3 @@ def test_each_wish_leaves_out_and_never_adds(  # noqa: PLR0913 - what is drawn
     if not agnostic:
         assert answer(classes=sorted(classes)) == [one for one in whole if str(one[5]) in classes]
     assert {*whole} <= {*answer(iou=None, agnostic=False)}
-
-
-@pytest.mark.parametrize("shape", [(736, 768), (768, 736)])
-def test_map_of_text_has_the_size_of_the_input(shape: tuple[int, int]) -> None:
-    config = {
-        "name": "m",
-        "max_batch_size": 1,
-        "input": [{"name": "images", "data_type": "TYPE_UINT8", "dims": [-1, -1, 3]}],
-        "output": [{"name": "map", "data_type": "TYPE_UINT8", "dims": [-1, -1]}],
-        "parameters": {"task": {"string_value": "text_detection"}},
-    }
-    spec = from_triton_config(config, "1")
-    transform = fit_for(spec).fit(768, 736)
-    found = np.zeros(shape, np.uint8)
-    found[100:120, 100:300] = 255
-    decoded = call_module.decode(spec, InferResult({"map": found[None]}, "1"), transform)
-    options: call_module.TaskOptions[results.TextRegions] = call_module.TaskOptions("text_detection", None)
-    read = options.reader(spec).read
-    if shape == (736, 768):
-        assert len(read(decoded, Deadline.after(60)).scores) == 1
-    else:
-        with pytest.raises(InvalidModelOutput, match=r"m returned a map of .* for an input of 736x768"):
-            read(decoded, Deadline.after(60))

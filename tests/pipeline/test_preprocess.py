@@ -1,7 +1,5 @@
 """Filling the input tensor from an encoded image or a part of one, for all types, layouts and channel orders, and with files."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
@@ -14,26 +12,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from app.errors import GatewayFull, InvalidImage
 from app.imaging.decode import decode
 from app.imaging.fit import fit_for
 from app.imaging.header import read_header
-from app.imaging.patch import Patch
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec, from_triton_config
-from app.pipeline import preprocess
-from app.pipeline.call import CallContext
-from app.pipeline.preprocess import fill_from_patch, fill_input
-from app.resilience.deadline import Deadline
-from app.resilience.fairness import ANYBODY
 from app.resilience.lease import Lease
-from app.resilience.memory import MemoryBudget
-from app.telemetry.timing import Timing
 from app.triton.shared_memory import SLOTS
 from app.triton.transport import InputBuffer, Transport
 from tests.fakes.triton import CONFIG
 from tests.imaging.samples import RGB, encode, exif_of, png, store
-from tests.support import ROOT, TABLE, fill, sample_image, workspace
+from tests.support import fill, sample_image, workspace
 from tests.world import World
 
 NOISE = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
@@ -86,41 +75,6 @@ IMAGES = {
     "sliver": file(NOISE[:1], "JPEG"),
     "PNG": file(NOISE, "PNG"),
 }
-MEASURE = """
-import sys
-from pathlib import Path
-from app.model.spec import from_triton_config
-from app.pipeline.preprocess import Workspace, fill_input
-from app.imaging.header import PixelLimits
-from app.pipeline.call import CallContext
-from app.resilience.deadline import Deadline
-from app.resilience.decode_backlog import DecodeBacklog
-from app.resilience.lease import Lease
-from app.resilience.memory import MemoryBudget
-from app.resilience.worker_table import WorkerTable
-from app.telemetry.timing import Timing
-from app.triton.transport import Transport
-from tests.fakes.triton import CONFIG
-from tests.imaging.samples import encode, exif_of, store
-def status(field):
-    return int(Path("/proc/self/status").read_text().partition(field + ":")[2].split()[0]) * 1024
-class Memory(MemoryBudget):
-    most = 0
-    def add(self, caller, nbytes):
-        super().add(caller, nbytes)
-        self.most = max(self.most, self.own_bytes)
-image = {"name": "image", "data_type": "TYPE_UINT8", "dims": [224, 224, 3]}
-hints = {"resize": {"string_value": "center_crop"}, "interpolation": {"string_value": "bicubic"}}
-spec = from_triton_config({**CONFIG, "input": [image], "parameters": hints}, "1")
-table = WorkerTable()
-memory = Memory(table, "memory", 2**40)
-workspace = Workspace(PixelLimits(10**8, 10**8), memory, DecodeBacklog(table, 1), Transport("inline"))
-data = sys.stdin.buffer.read()
-Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-before = status("VmRSS")
-fill_input(data, 0, spec, workspace, CallContext(Deadline.after(60), Timing(), ""), Lease())
-print(status("VmHWM") - before, memory.most)
-"""
 
 
 class UsedMemory(Transport):
@@ -230,47 +184,3 @@ def test_how_an_image_is_stored_changes_nothing(  # noqa: PLR0913, PLR0917 - wha
             buffer, transform = fill(data, model, UsedMemory(0), lease)
             np.testing.assert_array_equal(buffer.tensor, expected, name)
         assert transform == fit.fit(width, height), name
-
-
-async def test_without_memory_nothing_is_decoded_and_no_slot_taken(world: World) -> None:
-    model = LETTERBOXES["centred"]
-    await world.transport.prepare(model.image_bytes)
-    space = workspace(world.transport)
-    call = CallContext(Deadline.after(30), Timing(), "")
-    memory = space.memory
-    broken = IMAGES["PNG"][:-1000]
-    with Lease() as lease, memory.reserve(ANYBODY) as others:
-        others.add(memory.limit_bytes - 64 * 48 * 7 + 1)
-        with pytest.raises(GatewayFull):
-            fill_input(broken, 0, model, space, call, lease)
-        assert world.free_slots(model.image_bytes) == SLOTS
-        others.keep(memory.limit_bytes - 64 * 48 * 7)
-        with pytest.raises(InvalidImage):
-            fill_input(broken, 0, model, space, call, lease)
-
-    assert memory.own_bytes == 0
-
-
-@pytest.mark.parametrize(("image_format", "size"), [("JPEG", (8000, 2000)), ("PNG", (3000, 2000))])
-def test_crop_takes_no_more_memory_than_was_reserved(image_format: str, size: tuple[int, int]) -> None:
-    data = encode(Image.new("RGB", size, "teal"), image_format)
-    command = [sys.executable, "-c", MEASURE]
-    output = subprocess.run(command, input=data, cwd=ROOT, capture_output=True, check=True).stdout
-
-    taken, reserved = map(int, output.split())
-    assert reserved / 2 < taken < reserved + 8_000_000
-
-
-@pytest.mark.parametrize(("resize", "is_copied"), [("letterbox", False), ("center_crop", True)])
-def test_copies_of_a_part_count_as_memory_of_images(monkeypatch: pytest.MonkeyPatch, resize: str, *, is_copied: bool) -> None:
-    space = workspace(Transport("inline"))._replace(memory=MemoryBudget(TABLE, "parts", 1))
-    image, counted = np.zeros((400, 500, 3), np.uint8), list[int]()
-    monkeypatch.setattr(preprocess, "write_pixels", lambda *_: counted.append(space.memory.used_bytes))
-    corners = np.array([[0, 0], [400, 0], [400, 300], [0, 300]], np.float32)
-    for part in (Patch(image, box=(0, 0, 400, 300)), Patch(image, corners=corners)):
-        with Lease() as lease:
-            model, call = spec("TYPE_UINT8", [64, 64, 3], resize=resize), CallContext(Deadline.after(60), Timing(), "abc")
-            fill_from_patch(part, model, space, call, lease)
-
-    assert [used >= 400 * 300 * 3 for used in counted] == [is_copied, True]
-    assert space.memory.used_bytes == 0

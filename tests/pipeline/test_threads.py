@@ -4,7 +4,6 @@ import asyncio
 import os
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -64,20 +63,6 @@ def start(pool: DecodeThreads, work: Callable[[], Any], turn: Turn = Turn(A)) ->
     return asyncio.ensure_future(pool.run(work, Deadline.after(30), turn=turn))
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-async def test_so_many_jobs_run_at_a_time_in_order_of_arrival(threads: int) -> None:
-    pool, jobs = DecodeThreads(threads), [Job() for _ in range(5)]
-    running = [start(pool, job) for job in jobs]
-    for ended, job in enumerate(jobs):
-        started = min(threads + ended, 5)
-        await eventually(lambda started=started: sum(job.has_started.is_set() for job in jobs) == started)  # type: ignore[misc]
-        assert all(job.has_started.is_set() for job in jobs[:started])
-        job.may_end.set()
-
-    assert await asyncio.gather(*running) == ["done"] * 5
-    pool.close()
-
-
 class Image: ...
 
 
@@ -121,22 +106,6 @@ async def test_large_images_and_shadows_have_threads_of_their_own(pool: DecodeTh
     for each in (job, large):
         each.may_end.set()
     assert await asyncio.gather(*blocked) == ["done"] * 3
-
-
-async def test_callers_take_turns_by_the_cost_of_their_jobs(pool: DecodeThreads, job: Job) -> None:
-    order: list[str] = []
-    running = [start(pool, job, Turn(A, LARGE))]
-    await eventually(job.has_started.is_set)
-    for number, caller, name, cost in ((9, A, "A", LARGE), (4, A, "a", 2 * LARGE), (4, B, "b", LARGE)):
-        turn = Turn(caller, cost, is_batch=name == "A")
-        running += [start(pool, partial(order.append, name), turn) for _ in range(number)]
-    await asyncio.sleep(0)
-    assert pool.waiting == 17
-    job.may_end.set()
-    await asyncio.gather(*running)
-
-    assert Counter(order[:7]) == {"A": 1, "a": 2, "b": 4}
-    assert order[7:] == [*"aa", *"A" * 8]
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -1,10 +1,8 @@
-"""What is admitted on the whole host: bodies, memory and pixels to decode; rejections and retries are spaced out in time."""
+"""What is admitted on the whole host: bodies, memory and pixels to decode, which are given back; what many ask for is done once."""
 
 import asyncio
-import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import permutations
 
 import pytest
 
@@ -13,15 +11,13 @@ from app.resilience.admission import Admission, Capacity
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.fairness import ANYBODY, SHADOW, Caller
-from app.resilience.memory import MemoryBudget, Reservation
+from app.resilience.lease import Lease
+from app.resilience.memory import MemoryBudget
 from app.resilience.model_queue import Permit
-from app.resilience.pacer import RejectionPacer
-from app.resilience.retry_budget import RetryBudget
+from app.resilience.single_flight import SingleFlight
 from app.resilience.uploads import AnonymousUploads
 from app.resilience.worker_table import WorkerTable
-from tests.fakes.clock import Clock
-from tests.processes import PATIENCE_SECONDS
-from tests.support import OpenTable
+from tests.support import OpenTable, in_cycles
 
 CAPACITY = Capacity(
     max_uploads=2,
@@ -34,11 +30,6 @@ CAPACITY = Capacity(
 )
 MP = 10**6
 """Takes 12 ms to decode at first."""
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch, "app.resilience.pacer", "app.resilience.retry_budget")
 
 
 async def admit(admission: Admission, model: str = "tiny", nbytes: int = 10, parallel_images: int = 1) -> Permit:
@@ -107,36 +98,6 @@ def test_reservation_above_the_limit_is_rejected_unless_it_is_alone(table: Worke
     assert (first.nbytes, second.nbytes, budget.used_bytes) == (200, 0, 200)
 
 
-def test_joint_reservation_needs_room_in_each_budget(table: WorkerTable) -> None:
-    small, large = MemoryBudget(table, "small", 50), MemoryBudget(table, "large", 100)
-    large.reserve(ANYBODY).add(70)
-    joint = Reservation("the images of this batch", ANYBODY, small, large)
-    joint.add(20)
-    with pytest.raises(GatewayFull, match=r"^the gateway has no memory left for the images of this batch$"):
-        joint.add(20)
-    assert (small.used_bytes, large.used_bytes) == (20, 90)
-    joint.keep(10)
-    assert (small.used_bytes, large.used_bytes) == (10, 80)
-
-
-def test_threads_count_every_byte(table: WorkerTable) -> None:
-    """Decoding threads reserve memory while the event loop does."""
-    budget = MemoryBudget(table, "memory", 10**9)
-    barrier = threading.Barrier(8)
-
-    def reserve() -> None:
-        barrier.wait(PATIENCE_SECONDS)
-        for _ in range(2000):
-            with budget.reserve(ANYBODY) as reservation:
-                reservation.add(3)
-
-    with ThreadPoolExecutor(8) as executor:
-        for job in [executor.submit(reserve) for _ in range(8)]:
-            job.result()
-
-    assert budget.used_bytes == 0
-
-
 @pytest.mark.parametrize(
     ("one", "same", "room"),
     [
@@ -189,45 +150,76 @@ def test_large_images_of_all_workers_take_less_than_half_of_the_time(  # noqa: P
     assert other.pixels == 0
 
 
-async def count_waiting(pacer: RejectionPacer, callers: Sequence[Caller], nbytes: int = 0) -> int:
-    """Reject one request of each caller; return how many wait, which then give up."""
-    tasks = [asyncio.create_task(pacer.pace(caller, nbytes)) for caller in callers]
-    await asyncio.sleep(0)
-    waiting = [task for task in tasks if not task.done()]
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return len(waiting)
+async def test_last_of_several_jobs_releases_a_lease() -> None:
+    """Also what a job takes after the block: a decoding thread may take a slot after its request has ended."""
+    for order in permutations(range(3)):
+        released: list[str] = []
+        lease, jobs = Lease(), [asyncio.get_running_loop().create_future() for _ in range(3)]
+        lease.on_release(lambda released=released: released.append("memory"))  # type: ignore[misc]
+        with lease:
+            for of in jobs:
+                lease.keep_for(of)
+            if order[0] == 0:
+                jobs[0].set_result(None)  # within the block, whose request still uses what the lease holds
+                await asyncio.sleep(0)
+        lease.on_release(lambda released=released: released.append("slot"))  # type: ignore[misc]
+        for index in order:
+            assert released == []
+            if not jobs[index].done():
+                jobs[index].set_result(None)
+            await asyncio.sleep(0)
+
+        assert released == ["slot", "memory"]
 
 
-async def test_caller_with_many_rejections_delays_no_other() -> None:
-    pacer = RejectionPacer()
-    for number in range(3):  # a burst of three seconds' worth is not delayed
-        assert await count_waiting(pacer, [Caller(f"c{number}")] * 150) == 0
-    assert await count_waiting(pacer, [Caller("c0")] * 10) == 10
-    assert await count_waiting(pacer, [Caller("other")] * 100) == 0
+class Work:
+    """Work that lasts until it may end, and counts its executions."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.runs = 0
+        self.may_end = asyncio.Event()
+        self.error = error
+
+    async def __call__(self) -> int:
+        self.runs += 1
+        run = self.runs
+        await self.may_end.wait()
+        if self.error is not None:
+            raise self.error
+        return run
 
 
-async def test_many_callers_with_few_rejections_wait_together() -> None:
-    """As many clients as send from different addresses take as much CPU time as one."""
-    assert await count_waiting(RejectionPacer(), [Caller(str(number)) for number in range(1000)]) == 100
+async def start(flight: SingleFlight[int], key: str, work: Work) -> asyncio.Task[int]:
+    """Call `run` in a task, and let it get as far as it can."""
+    task = asyncio.create_task(flight.run(key, work))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return task
 
 
-@pytest.mark.parametrize(("nbytes", "most"), [(0, 2000), (1 << 20, 64)])
-async def test_only_so_many_rejections_wait_with_so_many_bytes(nbytes: int, most: int) -> None:
-    pacer = RejectionPacer()
-    assert await count_waiting(pacer, [ANYBODY] * 150, nbytes) == 0
-    for _ in range(2):
-        assert await count_waiting(pacer, [ANYBODY] * (most + 10), nbytes) == most
+async def test_concurrent_calls_share_one_execution() -> None:
+    """It goes on when a caller is cancelled, and its result is not kept."""
+    flight, work = SingleFlight[int](), Work()
+    first, *tasks = [await start(flight, "a", work) for _ in range(5)]
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    work.may_end.set()
+
+    assert await asyncio.gather(*tasks) == [1] * 4
+    assert await flight.run("a", work) == 2
 
 
-@pytest.mark.parametrize(("requests", "seconds", "retries"), [(9, 0, 0), (25, 0, 2), (0, 10, 1), (1000, 0, 3)])
-def test_ten_requests_or_ten_seconds_earn_a_retry(clock: Clock, requests: int, seconds: float, retries: int) -> None:
-    """Only a few are saved up: a failure must not begin with a burst of retries."""
-    budget = RetryBudget()
-    assert [budget.take() for _ in range(4)] == [True, True, True, False]
-    clock.now += seconds + 0.001
-    for _ in range(requests):
-        budget.note_request()
-
-    assert [budget.take() for _ in range(retries + 1)] == [True] * retries + [False]
+async def test_failed_work_raises_its_error_at_each_caller_and_leaves_no_cycle() -> None:
+    """A reference cycle would keep the frames of the request, and its image, alive."""
+    flight, work = SingleFlight[int](), Work(ValueError("out of order"))
+    with in_cycles(ValueError) as kept:
+        tasks = [await start(flight, "a", work) for _ in range(3)]
+        work.may_end.set()
+        failed = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [str(error) for error in failed] == ["out of order"] * 3
+        work.error = None
+        assert await flight.run("a", work) == 2
+        del tasks, failed
+        await asyncio.sleep(0)
+    assert kept == []

@@ -184,5 +184,3 @@ async def test_wrong_answers_open_the_circuit_of_all_workers(open_table: OpenTab
     assert not one.is_closed
     for circuit in (one, other):
         await circuit.close()
-
-

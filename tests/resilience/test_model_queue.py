@@ -1,23 +1,24 @@
 """Requests for one model: the limit that workers share, whose turn is next, and what a rejected caller is told."""
 
 import asyncio
+import heapq
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from itertools import cycle
+from statistics import median
 
 import pytest
 
 from app.errors import GatewayFull
 from app.resilience.batch_queue import BatchQueue
+from app.resilience.concurrency import ConcurrencyLimit
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import ANYBODY, HIGH, LOW, Caller, CallerCounts, FairQueue, Turn
+from app.resilience.fairness import ANYBODY, HIGH, LOW, Caller, FairQueue, Turn
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
 from tests.fakes.clock import Clock
 from tests.support import OpenTable
 
-TARGET = 2.0
 LATER = Deadline(1e9)
 
 
@@ -61,22 +62,6 @@ async def order_of(*admissions: tuple[str, Callable[[], Awaitable[Permit]]], per
     return "".join(order)
 
 
-async def test_limit_is_the_average_of_what_workers_have_measured_lately(open_table: OpenTable, clock: Clock) -> None:
-    idle, busy, new = (ModelQueue(open_table(), "tiny", 1000, TARGET) for _ in range(3))
-    idle.measure(TARGET, 1, is_near=False)
-    clock.now += 4
-    busy.measure(TARGET / 101, 1, is_near=False)
-    for seconds, limit in ((0, (1 + 101) / 2), (2, 101)):
-        clock.now += seconds
-        for queue in (idle, busy, new):
-            queue.refresh()
-        assert idle.limit == busy.limit == new.limit == pytest.approx(limit)
-    idle.measure(TARGET, 1, is_near=False)
-    busy.refresh()
-
-    assert busy.limit < 101
-
-
 async def test_higher_priorities_and_later_steps_come_first(table: WorkerTable) -> None:
     queue = open_queue(table, 1, pace=1e-6)
     low, high = Caller("l", priority=LOW), Caller("h", priority=HIGH)
@@ -99,94 +84,7 @@ async def test_higher_priorities_and_later_steps_come_first(table: WorkerTable) 
     assert order == "later image"
 
 
-async def test_only_requests_that_come_before_it_make_a_wait_too_long(table: WorkerTable) -> None:
-    queue = open_queue(table, 1, pace=10.0)
-    queue.check(ANYBODY, 0)  # while none is in progress, however slow the model was
-    leave(await enter(queue, "", deadline=Deadline.after(0.5)))
-    permits = await enter(queue, *"xyz")
-    low, high = Caller("low", priority=LOW), Caller("high", priority=HIGH)
-    waiting = []
-    for name in "abc":
-        queue.check(low, 0)  # its turn is in 10 s, then 20, then 30, of 30
-        waiting.append(asyncio.create_task(queue.admit(Caller(name, priority=LOW), LATER)))
-        await asyncio.sleep(0)
-    with pytest.raises(GatewayFull):
-        queue.check(low, 0)
-    queue.check(high, 0)
-    leave(permits)
-    for task in waiting:
-        leave([await task])
-
-
-@pytest.mark.parametrize(("pace", "least", "most"), [(0.7, 2, 3), (100.0, 30, 30)])
-async def test_rejected_caller_is_told_when_to_come_back(table: WorkerTable, pace: float, least: int, most: int) -> None:
-    """Not all at the same time."""
-    queue = open_queue(table, 2, pace)
-    permits = await enter(queue, "", "", deadline=Deadline.after(1000))
-    told = set()
-    for _ in range(100):
-        with pytest.raises(GatewayFull) as caught:
-            await enter(queue, "", deadline=Deadline.after(0.0001))
-        told.add(caught.value.retry_after_seconds or 0)
-    leave(permits)
-
-    assert least <= min(told) <= max(told) <= most
-    assert (len(told) > 1) is (least < most)
-
-
-@pytest.mark.parametrize(("images", "ahead"), [(64, 128), (1000, 1100)])
-async def test_images_of_others_that_wait_can_make_a_batch_late(table: WorkerTable, images: int, ahead: int) -> None:
-    """A batch that is alone may try, because nobody is ahead of it."""
-    pace = 0.001
-    queue = open_queue(table, 8, pace)
-    line, other = BatchQueue(queue, ANYBODY), BatchQueue(queue, Caller("other"))
-    line.check(10_000, 1.0)
-    permits = [await other.admit(LATER) for _ in range(4)]
-    waiting = [asyncio.create_task(other.admit(LATER)) for _ in range(100)]
-    await asyncio.sleep(0)
-    line.check(images, 1.01 * ahead * pace)
-    with pytest.raises(GatewayFull):
-        line.check(images, 0.99 * ahead * pace)
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    line.check(images, 0.99 * images * pace)
-    leave(permits)
-
-
 A, B = Caller("a"), Caller("b")
-
-
-def take(counts: CallerCounts, limit: int, *callers: Caller) -> list[int]:
-    """Let callers take one after the other, in turn, until none finds room; return what each has."""
-    refused = 0
-    for caller in cycle(callers):
-        if counts.has_room(caller, limit, 1):
-            counts.add(caller, 1)
-            refused = 0
-        elif (refused := refused + 1) == len(callers):
-            break
-    return [counts.of(caller) for caller in callers]
-
-
-@pytest.mark.parametrize("limit", [1, 100])
-def test_caller_alone_has_the_whole_limit_and_a_second_one_still_finds_room(open_table: OpenTable, limit: int) -> None:
-    one, other = (CallerCounts(open_table(), "x") for _ in range(2))
-    assert take(one, limit, A) == [limit]
-    (taken,) = take(other, limit, B)
-    assert taken >= limit // 10 - 1
-    assert one.total == other.total == limit + taken <= 1.1 * limit + 1
-    assert not one.has_room(A, limit, 1)
-    one.add(A, limit)
-    other.add(B, -taken)
-    assert [other.has_place(caller, limit, 1) for caller in (A, B)] == [False, True]  # a first request
-    other.add(B, 1)
-    assert not other.has_place(B, limit, 1)
-    one.add(A, -2 * limit)
-    other.add(B, -1)
-
-    assert (one.total, one.in_worker, one.of_in_worker(A)) == (0, 0, 0)
-    assert take(one, limit, B) == [limit]
 
 
 class Work:
@@ -236,44 +134,6 @@ def test_callers_take_turns_however_much_they_have() -> None:
     assert Counter(work.run(10)) == {"a": 5, "b": 5}
 
 
-@pytest.mark.parametrize(
-    ("fraction", "cost", "others", "expected"),
-    [(0.75, 1, 1, 30), (0.5, 1, 4, 20), (0.5, 4, 1, 8)],
-)
-def test_turns_are_weighed_by_share_and_cost(fraction: float, cost: float, others: int, expected: int) -> None:
-    work = Queue()
-    for number in range(others):
-        work.more(Caller(str(number), 1 - fraction), 100)
-    work.more(Caller("s", fraction, has_share=True), 100, cost)
-
-    assert Counter(work.run(40))["s"] == pytest.approx(expected, abs=2)
-
-
-def test_images_of_batches_come_behind_single_ones() -> None:
-    work = Queue()
-    work.more(A, 50, is_batch=True)
-    work.more(A, 8)
-    work.more(B, 8)
-    assert Counter(work.run(18)) == {"A": 2, "a": 8, "b": 8}
-
-
-def test_higher_priorities_come_first_and_lower_ones_take_turns_in_what_is_left() -> None:
-    work = Queue()
-    for priority in (LOW, HIGH):
-        work.more(A._replace(priority=priority), 10, is_batch=True)
-        work.more(B._replace(priority=priority), 2)
-    work.more(Caller("n"), 2)
-    assert sorted(one.name for one in work.in_turn()) == ["A"] * 10 + ["b"] * 2
-    assert sorted(work.run(12)) == ["A"] * 10 + ["b"] * 2
-    assert work.run(2) == "nn"
-    work.more(B._replace(priority=LOW), 8)
-    turns = ""
-    for _ in range(10):
-        work.more(Caller("h", priority=HIGH), 5)
-        turns += work.run(6).removeprefix("hhhhh")
-    assert Counter(turns) == {"A": 2, "b": 8}
-
-
 def ask(queue: ModelQueue, caller: Caller) -> Permit | None:
     """Admit a request and return its permit; None if it is rejected."""
     try:
@@ -316,3 +176,91 @@ def test_callers_are_admitted_equally_often(open_table: OpenTable, clock: Clock)
     assert sum(admitted.values()) >= 4_800  # no place was kept free for long
     assert rejected > 5_000
     assert max(admitted.values()) - min(admitted.values()) <= 6  # of about 50
+
+
+TARGET = 1.0
+DEADLINE = 2 * TARGET
+
+
+class Model:
+    """A simulated model: instances that each process batches of up to so many images in a fixed time."""
+
+    def __init__(self, instances: int, batch: int, seconds: float) -> None:
+        self.seconds = seconds
+        self.instances, self.batch = instances, batch
+        self._starts = [-seconds] * instances
+        """When the batch of each instance that was filled last starts."""
+        self._images = [batch] * instances
+
+    @property
+    def speed(self) -> float:
+        """Images per second at most."""
+        return self.instances * self.batch / self.seconds
+
+    def finish(self, now: float) -> float:
+        """Add one image now; return when its batch ends, or when it is dropped because that would not start in time."""
+        at = min(range(self.instances), key=lambda index: self._next_start(index, now))
+        start = self._next_start(at, now)
+        if start - now >= DEADLINE:
+            return now + DEADLINE
+        self._images[at] = self._images[at] + 1 if start == self._starts[at] else 1
+        self._starts[at] = start
+        return start + self.seconds
+
+    def _next_start(self, at: int, now: float) -> float:
+        if self._starts[at] >= now and self._images[at] < self.batch:
+            return self._starts[at]
+        return max(now, self._starts[at] + self.seconds)
+
+
+class Simulation:
+    """Requests for a simulated model, on a simulated clock."""
+
+    def __init__(self, clock: Clock, model: Model) -> None:
+        self.clock = clock
+        self.model = model
+        self.limit = ConcurrencyLimit(8, 1e6, TARGET)
+        self._running: list[tuple[float, float, int, bool]] = []
+        """End, begin and position of each request in progress, and whether it was near the limit."""
+
+    def run(self, seconds: float) -> list[float]:
+        """Let many clients send one request after the other; return the durations of the requests that ended."""
+        until = self.clock.now + seconds
+        durations = []
+        while self.clock.now < until:
+            while len(self._running) + 1 <= max(1.0, self.limit.value):
+                now, position = self.clock.now, len(self._running) + 1
+                is_near = position >= 0.8 * int(self.limit.value)
+                heapq.heappush(self._running, (self.model.finish(now), now, position, is_near))
+            self.limit.note_reached()
+            self.clock.now, began, position, is_near = heapq.heappop(self._running)
+            durations.append(self.clock.now - began)
+            self.limit.add(durations[-1], position, self.limit.value, is_near=is_near)
+        return durations
+
+
+@pytest.fixture
+def still_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(monkeypatch, "app.resilience.concurrency")
+    clock.now = 0.0  # so that times that are equal are found equal
+    return clock
+
+
+@pytest.mark.parametrize("model", [(1, 1, 0.005), (16, 1, 0.1), (2, 16, 0.3)])
+def test_limit_follows_a_model_that_becomes_slower_and_recovers(still_clock: Clock, model: tuple[int, int, float]) -> None:
+    simulation = Simulation(still_clock, Model(*model))
+    simulation.run(20)
+    durations = simulation.run(20)
+    assert len(durations) / 20 > 0.9 * simulation.model.speed
+    assert median(durations) == pytest.approx(TARGET, rel=0.35)
+    assert max(durations) < DEADLINE
+    before = simulation.limit.value
+    simulation.model.seconds *= 3
+    simulation.run(60)
+    in_time = [duration for duration in simulation.run(20) if duration < DEADLINE]
+    assert len(in_time) / 20 > 0.9 * simulation.model.speed
+    assert simulation.limit.value < 0.7 * before
+    simulation.model.seconds /= 3
+    simulation.run(60)
+
+    assert simulation.limit.value == pytest.approx(before, rel=0.4)

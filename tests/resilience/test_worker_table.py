@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from app.resilience import worker_table
-from app.resilience.worker_table import CALLER, COUNTER, GAUGE, NO_COLUMN, TableView, WorkerTable
+from app.resilience.worker_table import COUNTER, GAUGE, TableView, WorkerTable
 from tests.machines import Machine, check
 from tests.support import ROOT, TABLE_VARIABLE, OpenTable
 
@@ -28,19 +28,6 @@ sys.stdin.read()
 """
 
 
-def test_columns_are_shared_when_there_are_no_more(table: WorkerTable) -> None:
-    """Callers leave some to metrics, and both to what decides on requests; keys that are too long have none."""
-    longest = "x" * (384 - len(GAUGE))
-    assert table.column(GAUGE + longest + "x") == NO_COLUMN != table.column(GAUGE + longest)
-    assert table.keys(GAUGE) == [longest]
-    callers = {table.column(CALLER + str(number)) for number in range(9_000)} - {NO_COLUMN}
-    metrics = {table.column(kind + str(number)) for kind in (GAUGE, COUNTER) for number in range(2_500)} - {NO_COLUMN}
-    others = {table.column(str(number)) for number in range(5_000)} - {NO_COLUMN}
-
-    assert len(callers | metrics | others) == len(callers) + len(metrics) + len(others) == 16_383 - 2  # one of followers
-    assert (len(metrics), len(others)) == (4_096, 4_096)
-
-
 def test_worker_of_another_process_counts_from_its_start_until_it_is_killed(open_table: OpenTable) -> None:
     own = open_table()
     column, counter = own.column("requests"), own.column(COUNTER + "requests")
@@ -55,19 +42,6 @@ def test_worker_of_another_process_counts_from_its_start_until_it_is_killed(open
 
         assert (own.total(column), own.workers, worker.pid in own.beats()) == (0, 1, False)
         assert own.total_ever(counter) == 5 * killed
-
-
-def test_the_descriptor_is_not_passed_on_to_other_programs(open_table: OpenTable) -> None:
-    """A program that a worker starts and leaves behind would otherwise keep its row locked."""
-    own = open_table()
-    other = WorkerTable()
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False) as program:
-        other.close()
-        own.refresh()
-        assert program.poll() is None
-        program.kill()
-
-    assert own.workers == 1
 
 
 KINDS = st.sampled_from(["", COUNTER, GAUGE])

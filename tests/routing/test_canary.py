@@ -130,16 +130,6 @@ async def test_canary_may_fail_a_little_more_often_and_take_a_little_longer_than
     assert bool(worker.withdrawn) is is_withdrawn
 
 
-async def test_only_the_last_minute_counts(workers: list[Worker]) -> None:
-    workers[0].note(20, 20)
-    for _ in range(61):
-        await refresh(workers)
-    workers[0].note(20, 20)
-    await refresh(workers)
-
-    assert workers[0].withdrawn == ""
-
-
 async def test_changed_canary_has_failed_at_nothing(workers: list[Worker]) -> None:
     first, second = workers
     old = first.route

@@ -15,8 +15,6 @@ from app.errors import (
     CircuitOpen,
     DeadlinePassed,
     GatewayFull,
-    InvalidImage,
-    InvalidParameter,
     TritonUnavailable,
     UnknownVersion,
 )
@@ -29,7 +27,7 @@ from app.routing.router import Choice, Router
 from app.routing.routes import Routes
 from app.telemetry.timing import Timing
 from app.triton.status import NotLoadedYet
-from tests.fakes.triton import FakeTriton, config_with, infer_response
+from tests.fakes.triton import FakeTriton, infer_response
 from tests.support import METRICS, SCENE, eventually
 from tests.world import OPTIONS, World, open_world
 
@@ -46,8 +44,6 @@ class Versions(FakeTriton):
         self.answer = infer_response(output0=np.array([[0, 0, 8, 8, 0.75, 1], [2, 2, 6, 6, 0.5, 0]], np.float32))
         self.sick: set[str] = set()
         self.missing: set[str] = set()
-        self.labels: dict[str, str] = {}
-        """Labels by version; others have none."""
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         if {request.model_name, f"{request.model_name}:{request.model_version or 3}"} & self.sick:
@@ -59,11 +55,6 @@ class Versions(FakeTriton):
         if request.name in self.missing:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
         return await super().ModelMetadata(request, context)
-
-    async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        if labels := self.labels.get(request.version):
-            self.config = config_with(labels=labels)
-        return await super().ModelConfig(request, context)
 
     @property
     def asked(self) -> list[str]:
@@ -152,17 +143,6 @@ async def routed(tmp_path: Path) -> AsyncIterator[Routed]:
         yield Routed(world, fake, tmp_path / "routes.toml")
 
 
-async def test_model_of_the_route_answers(routed: Routed) -> None:
-    routed.put()
-    found = await routed.ask()
-    assert (found.spec.name, found.version) == ("tiny", "2")
-    assert (await routed.world.detect(model="other")).spec.name == "other"
-
-    assert [routed.world.pipeline.is_known(name) for name in (NAME, "unheard-of")] == [True, False]
-    assert routed.world.pipeline.log_fields(NAME) == {"route_name": NAME, "model": "tiny:2"}
-    assert routed.counted == {("tiny:2", "default", "200"): 1}
-
-
 async def test_share_is_exact(routed: Routed) -> None:
     share = 0.29
     routed.put(canary=Canary("tiny:3", share))
@@ -244,21 +224,6 @@ async def test_default_answers_when_the_canary_cannot(
     assert routed.notes.noted == noted
     assert [(name, data) for name, data, _ in routed.notes.offered] == [(NAME, SCENE)] * 2
     assert routed.counted["tiny:2", "default", "200"] == 2
-
-
-async def test_default_answers_what_the_canary_lacks(routed: Routed) -> None:
-    """That the canary lacks a class is no failure; that the default lacks it, too, is the caller's mistake."""
-    routed.fake.labels = {"2": "cat,dog", "3": "cat,fox"}
-    routed.put(canary=Canary("tiny:3", 1))
-    assert (await routed.ask(classes=["dog"])).version == "2"
-    assert (await routed.ask(classes=["fox"])).version == "3"
-    with pytest.raises(InvalidParameter):
-        await routed.ask(classes=["cow"])
-    assert routed.notes.noted == [(False, False), (True, False)]
-    routed.fake.requests.clear()
-    with pytest.raises(InvalidImage):
-        await routed.ask(SCENE[:100])
-    assert not routed.fake.asked
 
 
 @pytest.mark.parametrize(("usual", "noted"), [(30, []), (0.1, [(True, True)])])

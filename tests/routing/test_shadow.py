@@ -1,6 +1,5 @@
 """The second model of a route gets a share of the images after their answers have left, and its answers are compared."""
 
-import asyncio
 import stat
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -12,18 +11,14 @@ import grpc
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from app.model.spec import ModelSpec
-from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, DetectOptions
 from app.pipeline.results import Classifications, Detections, Embedding, TaskResult
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
 from app.resilience.worker_table import WorkerTable
-from app.routing import shadow as shadow_module
 from app.routing.canary import CanaryWatch
 from app.routing.comparison import compare
 from app.routing.route import Route, Shadow
@@ -33,7 +28,7 @@ from app.telemetry.metrics import Metrics, render
 from app.telemetry.timing import Timing
 from tests.fakes.triton import SPEC, FakeTriton, infer_response
 from tests.scrape import read_samples
-from tests.support import LIMITS, SCENE, captured_log, eventually, in_cycles
+from tests.support import LIMITS, SCENE, eventually, in_cycles
 from tests.world import World, open_world
 
 NEAR = [0, 8, 16, 20, 0.5, 1]
@@ -144,24 +139,6 @@ async def test_second_model_is_asked_after_the_answer_and_compared_in_metrics(do
     assert paces["tiny"] > 0 == paces["big"]  # its durations set no limit, because it waits for all else
 
 
-async def test_share_is_exact_also_of_images_of_batches(door: Door) -> None:
-    door.put(Shadow("big", 0.29))
-    for _ in range(20):
-        await door.ask()
-    await door.until(compared=5)
-    after: list[Callable[[], object]] = []
-    call = CallContext(Deadline.after(30), Timing(), "abc", after_answer=after)
-    batch = await BatchRequest.open(door.world.pipeline, [SCENE, b"junk", *[SCENE] * 7], OPTIONS, call)
-    async with batch.run(lambda _, found, __: asyncio.sleep(0, found)) as done:
-        kinds = [type(await image).__name__ for image in done]
-    assert sorted(kinds) == [*["Detections"] * 8, "UnsupportedFormat"]
-    assert (len(after), door.asked) == (3, 5)
-    for begin in after:
-        begin()
-
-    await door.until(compared=8)
-
-
 async def test_shadow_is_dropped_while_the_gateway_fills(door: Door) -> None:
     await door.ask()
     await door.until(compared=1)
@@ -233,22 +210,6 @@ async def test_pictures_that_differ_most_are_kept(door: Door, tmp_path: Path) ->
     assert (tmp_path / "other 0.0000 x.jpg").exists()
 
 
-async def test_picture_that_cannot_be_kept_changes_nothing_and_leaves_nothing(
-    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", fail)
-    log = captured_log(monkeypatch, shadow_module)
-    door.put(Shadow("big", 1.0, str(tmp_path)))
-    await door.ask()
-    await door.until(compared=1)
-
-    assert [line.kwargs["route"] for line in log] == ["door"]
-    assert not list(tmp_path.iterdir())  # noqa: ASYNC240
-
-
 ANIMALS = msgspec.structs.replace(SPEC, labels=("cat", "dog"))
 OTHERS = msgspec.structs.replace(SPEC, labels=("bird", "cat"))
 HERE, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (20, 20, 30, 30)
@@ -301,23 +262,3 @@ def test_boxes_match_by_class_and_overlap() -> None:
 )
 def test_answers_agree_by_overlap_first_class_or_cosine(first: TaskResult, second: TaskResult, agreement: float) -> None:
     assert compare(first, second).agreement == agreement
-
-
-_SIDES = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 6), st.integers(1, 6))
-_BOXES = st.lists(
-    st.tuples(
-        _SIDES.map(lambda side: (*side[:2], side[0] + side[2], side[1] + side[3])), st.floats(0, 1, width=16), st.integers(0, 1)
-    ),
-    max_size=8,
-)
-
-
-@given(_BOXES, _BOXES)
-def test_each_box_counts_once_and_both_ways_agree(boxes: list[Box], others: list[Box]) -> None:
-    found, reverse = compare(found_boxes(*boxes), found_boxes(*others)), compare(found_boxes(*others), found_boxes(*boxes))
-
-    assert len(found.matches) + found.missing.total() == len(boxes)
-    assert len(found.matches) + found.additional.total() == len(others)
-    assert all(0.5 <= match.iou <= 1 for match in found.matches)
-    assert compare(found_boxes(*boxes), found_boxes(*boxes)).agreement == 1
-    assert sorted(match.iou for match in found.matches)[-1:] == sorted(match.iou for match in reverse.matches)[-1:]

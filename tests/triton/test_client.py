@@ -11,6 +11,8 @@ import grpc
 import msgspec
 import numpy as np
 import pytest
+import trustme
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, load_pem_private_key
 from tritonclient.grpc import service_pb2 as messages
 
 from app.errors import (
@@ -22,9 +24,12 @@ from app.errors import (
     TritonUnavailable,
     UnknownModel,
 )
+from app.main import create_app
 from app.model.spec import ModelSpec, from_triton_config
+from app.settings.schema import Settings
 from app.triton import client as client_module
 from app.triton.client import TritonClient
+from app.triton.credentials import CredentialsError, load
 from app.triton.messages import InferResult, infer_request, read_response
 from app.triton.server_info import ServerInfo
 from app.triton.shared_memory import Arena, Slot
@@ -44,8 +49,7 @@ from app.triton.status import (
     own_message,
 )
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving, serving_bytes
-from tests.faults.relay import relay
-from tests.support import eventually
+from tests.support import eventually, json, started
 
 IMAGE = np.zeros(SPEC.image_shape, np.uint8)
 
@@ -79,15 +83,6 @@ async def test_server_is_known_while_it_is_connected(monkeypatch: pytest.MonkeyP
         await eventually(lambda: client.server == ServerInfo("2.59.1", ("statistics",)))
         assert client.connection > 1
         await client.close()
-
-
-async def test_region_that_is_still_read_is_unregistered_later(fake_triton: Fake) -> None:
-    """A killed worker may have left an inference that reads the region."""
-    fake, client = fake_triton
-    fake.regions, fake.still_read = {"region"}, 3
-    await client.unregister("region")
-
-    assert fake.regions == set()
 
 
 @pytest.mark.parametrize(("version", "cancelled"), [("2.51.0", 0), ("2.59.1", 1)])
@@ -161,20 +156,6 @@ async def test_only_controls_carry_the_key_which_a_restart_may_change(
         await client.close()
 
 
-@pytest.mark.faults
-async def test_connection_may_take_as_long_as_a_lost_packet_delays_it() -> None:
-    """TCP repeats a lost first packet after a second; the relay delays each connection by longer."""
-
-    async def answer_late(*here: Any) -> None:  # noqa: ANN401
-        await asyncio.sleep(1.5)
-        await relay(here, await asyncio.open_connection("127.0.0.1", port))
-
-    async with serving(FakeTriton()) as port, await asyncio.start_server(answer_late, "127.0.0.1", 0) as server:
-        client = TritonClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        await eventually(lambda: client.server is not None)
-        await client.close()
-
-
 BATCHED = from_triton_config({**CONFIG, "max_batch_size": 8}, "1")
 PIXELS = np.arange(32 * 32 * 3, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
 
@@ -195,12 +176,6 @@ def test_request_has_what_the_model_needs(version: str, *, is_pinned: bool) -> N
     assert [output.name for output in request.outputs] == ["output0", "decoded"]
     assert list(request.raw_input_contents) == [PIXELS.tobytes()]
     assert request.parameters["priority"].uint64_param == 2
-
-
-@pytest.mark.parametrize(("seconds", "microseconds"), [(1.5, 1_500_000), (-3, 1)])
-def test_timeout_is_in_microseconds_and_never_zero(seconds: float, microseconds: int) -> None:
-    """Zero would mean no time-out at all."""
-    assert parsed(SPEC, PIXELS, seconds=seconds).parameters["timeout"].int64_param == microseconds
 
 
 def test_batch_is_one_piece_inline_and_in_shared_memory() -> None:
@@ -290,3 +265,107 @@ async def test_status_and_message_of_a_refusal_determine_the_error(
     assert isinstance(error.__cause__, grpc.RpcError)
     asked = type(from_query_error(error.__cause__))
     assert asked is (NoReply if issubclass(expected, DeadlinePassed) else expected)
+
+
+OURS, THEIRS = trustme.CA(), trustme.CA()
+HOST, NAME = "127.0.0.1", "gpu.example.org"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The certificate of our CA, and a client certificate of it."""
+    (tmp_path / "ca.crt").write_bytes(OURS.cert_pem.bytes())
+    issue(OURS, tmp_path)
+    return tmp_path
+
+
+def issue(authority: trustme.CA, folder: Path) -> None:
+    issued = authority.issue_cert("own.example.org")
+    (folder / "tls.crt").write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+    (folder / "tls.key").write_bytes(issued.private_key_pem.bytes())
+
+
+def server_tls(authority: trustme.CA, host: str = HOST, clients: trustme.CA | None = None) -> grpc.ServerCredentials:
+    """Make the credentials of a server; with `clients`, it requires a certificate of that CA."""
+    issued = authority.issue_cert(host)
+    pair = issued.private_key_pem.bytes(), b"".join(pem.bytes() for pem in issued.cert_chain_pems)
+    return grpc.ssl_server_credentials([pair], clients and clients.cert_pem.bytes(), require_client_auth=clients is not None)
+
+
+async def answers(client: TritonClient) -> bool:
+    try:
+        return await client.read_server() == ServerInfo("2.51.0")
+    except TritonUnavailable:
+        return False
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("authority", "named", "is_called"),
+    [
+        (OURS, HOST, True),
+        (THEIRS, HOST, False),
+        (OURS, NAME, False),
+        (None, HOST, False),
+    ],
+    ids=["ours", "another CA", "another host", "server without TLS"],
+)
+async def test_triton_is_called_if_our_authority_certifies_its_host(
+    folder: Path, authority: trustme.CA | None, named: str, *, is_called: bool
+) -> None:
+    fake = FakeTriton()
+    async with serving(fake, tls=authority and server_tls(authority, named)) as port:
+        assert await answers(TritonClient(f"{HOST}:{port}", credentials=load(str(folder)))) is is_called
+    assert bool(fake.server_reads) is is_called
+
+
+@pytest.mark.parametrize(("named", "is_called"), [(NAME, True), ("other.example.org", False)])
+async def test_resolved_name_is_the_one_that_must_be_certified(folder: Path, named: str, *, is_called: bool) -> None:
+    """The certificate does not contain the name's IP addresses."""
+    async with serving(FakeTriton(), tls=server_tls(OURS, named)) as port:
+        credentials = load(str(folder))
+        assert await answers(TritonClient(f"{HOST}:{port}", credentials=credentials, host=NAME)) is is_called
+        assert await answers(TritonClient(f"{NAME}:{port}", credentials=credentials, ips=[HOST])) is is_called
+
+
+async def test_certificate_is_shown_to_a_triton_that_asks(folder: Path) -> None:
+    async with serving(FakeTriton(), tls=server_tls(OURS, clients=OURS)) as port:
+        settings = Settings(
+            model="tiny",
+            model_repository=str(folder),
+            transport="inline",
+            log_level="error",
+            triton_endpoints=f"{HOST}:{port}",
+            triton_tls_folder=str(folder),
+        )
+        async with started(create_app(settings)) as client:
+            models = json(await client.get("/models"))["models"]
+            assert [model["name"] for model in models if model["state"] != "not_pulled"] == ["a", "b", "c"]
+        issue(THEIRS, folder)
+        assert not await answers(TritonClient(f"{HOST}:{port}", credentials=load(str(folder))))
+
+
+OTHER = OURS.issue_cert("own.example.org").private_key_pem.bytes()
+ENCRYPTED = load_pem_private_key(OTHER, None).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("ca.crt", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", " is not a certificate in PEM"),
+        ("tls.crt", b"no certificate\n", " is not a certificate in PEM"),
+        ("tls.key", None, ": No such file or directory"),
+        ("tls.key", b"a secret that is no key\n", " is not a private key in PEM"),
+        ("tls.key", OTHER, " is not the key of {}/tls.crt"),
+        ("tls.key", ENCRYPTED, " is encrypted; a key without a passphrase is needed"),
+    ],
+)
+def test_file_that_is_not_valid_is_named_without_its_content(folder: Path, name: str, content: bytes | None, message: str) -> None:
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+
+    with pytest.raises(CredentialsError) as caught:
+        load(str(folder))
+    assert str(caught.value) == f"{folder / name}{message.format(folder)}"

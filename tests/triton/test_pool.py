@@ -19,12 +19,11 @@ from app.triton import membership as membership_module
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.membership import Membership, Target, resolve
-from app.triton.model_on_server import InFlightCall, ModelOnServer
+from app.triton.model_on_server import ModelOnServer
 from app.triton.pool import TritonPool, choose
-from app.triton.silence import Silence
 from app.triton.transport import Transport
 from tests.fakes.clock import Clock
-from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
+from tests.fakes.triton import SPEC, FakeTriton, serving
 from tests.support import TABLE, eventually, in_cycles
 from tests.triton.conftest import Two
 
@@ -116,20 +115,6 @@ async def test_error_that_says_most_is_raised(two: Two, refusals: tuple[Refusal 
     assert kept == []
 
 
-async def test_model_that_differs_is_used_only_while_the_first_does_not_run(two: Two) -> None:
-    two.fakes[1].config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}]}
-    await ask_both(two)
-    specs = [server.specs.known(SPEC) for server in two.servers]
-    assert two.pool.cached("tiny") is specs[0]
-    assert found_at(two, specs[0]) == {0}
-    open_circuit(two.servers[0])
-    assert two.pool.cached("tiny") is specs[1]
-    assert found_at(two, specs[1]) == {1}
-    open_circuit(two.servers[1])
-
-    assert two.pool.cached("tiny") is specs[0]
-
-
 async def test_triton_whose_circuit_is_open_gets_no_calls_and_no_retries(two: Two) -> None:
     """If no other Triton works, calls are made nevertheless, because their errors are the answers."""
     await ask_both(two)
@@ -148,40 +133,6 @@ async def test_triton_whose_circuit_is_open_gets_no_calls_and_no_retries(two: Tw
     second.circuit = None
     assert (two.pool.is_usable("tiny"), two.pool.is_usable("other")) == (False, True)  # the other one does not have it
     assert found_at(two) == {0}
-
-
-async def test_versions_and_instances_may_differ_between_tritons(two: Two) -> None:
-    more = {"max_batch_size": 0, "instance_group": [{"count": 3, "kind": "KIND_CPU"}]}
-    two.fakes[1].model_versions, two.fakes[1].config = ["1", "2"], {**CONFIG, **more}
-    for server in two.servers:
-        for model in ("tiny:1", "tiny:2"):
-            await server.look_for(model)
-    one, newer = await two.pool.spec("tiny:1"), await two.pool.spec("tiny:2")
-    assert found_at(two, newer) == {1}
-    assert [two.pool.parallel_images(spec) for spec in (one, newer)] == [4, 3]
-    for server in two.servers:
-        server.model("tiny:1").begin(1)
-    found = two.pool.find(one, lambda spec: spec.instances)
-    assert found is not None
-    assert found.server is two.servers[1]
-
-
-async def test_models_of_all_tritons_are_listed(two: Two) -> None:
-    two.fakes[0].index = [
-        ("a", "1", "READY", ""),
-        ("a", "2", "UNAVAILABLE", "unloaded"),
-        ("b", "1", "UNAVAILABLE", "no\tweights\nAt"),
-    ]
-    two.fakes[1].index = [("a", "3", "READY", ""), ("d", "1", "UNAVAILABLE", ""), ("d", "2", "READY", ""), ("c", "", "", "")]
-    listed = await two.pool.list_models()
-    states = {name: (state.is_ready, state.reason) for name, state in listed.items()}
-    assert states == {"a": (True, ""), "b": (False, "no weights"), "c": (False, ""), "d": (True, "")}
-    assert listed["a"].versions == {"1", "3"}
-    two.fakes[0].query_refusal = DOWN
-    assert (await two.pool.list_models()).keys() == {"a", "c", "d"}
-    two.fakes[1].query_refusal = DOWN
-    with pytest.raises(TritonUnavailable):
-        await two.pool.list_models()
 
 
 NEW, FAILS_AT_ONCE = 0.0, -1.0
@@ -316,129 +267,3 @@ async def test_tritons_come_and_go_with_the_addresses_of_a_name_once_their_calls
     await pool.refresh()
 
     assert pool.leaving == []
-
-
-HANG_SECONDS = 5.0
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch, "app.triton.model_on_server", "app.triton.silence")
-
-
-@pytest.fixture
-def served(clock: Clock) -> ModelOnServer:
-    assert clock.now
-    return ModelOnServer(_NO_SERVER)
-
-
-def answer(served: ModelOnServer, clock: Clock, seconds: float, *answers: int) -> None:
-    """Simulate calls that take this long, each with so many images; 0 for one that fails."""
-    in_flight = [(InFlightCall(served, images or 1), images) for images in answers or (1,)]
-    clock.now += seconds
-    for call, images in in_flight:
-        served.note_answer(images, call.began_at)
-        call.end()
-
-
-def test_speed_is_that_while_calls_are_under_way(served: ModelOnServer, clock: Clock) -> None:
-    assert served.speed == 0
-    for _ in range(3):
-        answer(served, clock, 0.1, 4)
-        clock.now += 60
-    assert served.speed == pytest.approx(40)
-    served.forget_speed()
-    answer(served, clock, 0.1, 1, 1)
-    assert served.speed == pytest.approx(20, rel=0.1)
-    for _ in range(100):
-        answer(served, clock, 0.01)
-    for _ in range(5):  # the latest calls count most
-        answer(served, clock, 0.1)
-    assert served.speed < 25
-
-
-def test_calls_from_before_a_pause_say_nothing(served: ModelOnServer, clock: Clock) -> None:
-    """Such calls end when a stopped Triton continues, and neither show its speed nor make others late."""
-    hung = [InFlightCall(served, 1) for _ in range(2)]
-    clock.now += 12
-    circuit: Any = SimpleNamespace(is_closed=False)
-    served.circuit = circuit
-    served.note_answer(1, hung[0].began_at)
-    served.forget_speed()
-    served.note_answer(1, hung[1].began_at)
-    assert served.speed == 0
-    for call in hung:
-        call.end()
-    circuit.is_closed = True
-    InFlightCall(served, 1)
-
-    assert served.may_answer_within(0.6)
-
-
-@pytest.mark.parametrize(
-    ("call_seconds", "images", "silent_after"),
-    [
-        (0.001, 1, 0.5),  # a fast Triton may pause
-        (0.1, 10, 2.0),  # ten images take ten times as long
-        (0.1, 1000, 2.5),  # at most half of `HANG_SECONDS`
-        (4.0, 1, 6.0),  # unless each call takes longer; also after it was left out
-        (0, 1, 2.5),  # it never answered
-    ],
-)
-def test_triton_is_silent_when_a_call_takes_much_longer_than_usual(
-    served: ModelOnServer, clock: Clock, call_seconds: float, images: int, silent_after: float
-) -> None:
-    if call_seconds:
-        answer(served, clock, call_seconds)
-    if call_seconds == 4:
-        served.forget_speed()
-    assert not served.is_silent(HANG_SECONDS)
-    served.begin(images)
-    clock.now += silent_after - 0.01
-    assert not served.is_silent(HANG_SECONDS)
-    clock.now += 0.02
-
-    assert served.is_silent(HANG_SECONDS)
-
-
-class Client:
-    """Answers once it may."""
-
-    address = "silent:8001"
-
-    def __init__(self) -> None:
-        self.may_answer = asyncio.Event()
-
-    async def read_server(self) -> None:
-        await self.may_answer.wait()
-
-
-@pytest.mark.parametrize(
-    ("answered_after", "pause", "missed_after", "is_silent"),
-    [
-        (0.01, 0, 0.35, True),  # a deadline of 0.6 s, asked after 0.25 s
-        (0.5, 0, 0.9, False),  # its CPU is used by others
-        (0.5, 11, 0.35, True),  # it was, but not lately
-        (12, 0, 0.35, True),  # it was stopped, not slow
-    ],
-)
-async def test_triton_is_silent_soon_unless_it_was_slow_lately(
-    clock: Clock, answered_after: float, pause: float, missed_after: float, *, is_silent: bool
-) -> None:
-    """A missed deadline is counted in any case, so that nobody is told that the gateway is full."""
-    client: Any = Client()
-    silence = Silence(client, TABLE)
-    silence.ask(clock.now, lambda: None)
-    clock.now += answered_after
-    client.may_answer.set()
-    await asyncio.sleep(0)
-    client.may_answer.clear()
-    clock.now += pause
-
-    silence.ask(clock.now, lambda: None)
-    await asyncio.sleep(0)
-    clock.now += missed_after
-    assert silence.note_missed() is is_silent
-    assert silence.missed == 1
-    await silence.stop()
-    assert silence.missed == 0

@@ -1,4 +1,4 @@
-"""Models of a repository: which can be loaded, which are loaded once they are added, and which at their first request."""
+"""Models of a repository: which are loaded once they are added, and which at their first request."""
 
 import asyncio
 import time
@@ -15,11 +15,10 @@ from app.resilience.worker_table import WorkerTable
 from app.triton import loading, on_demand
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
-from app.triton.config_file import unloadable_models
-from app.triton.loading import ModelLoader, has_loaded
+from app.triton.loading import ModelLoader
 from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
-from app.triton.repository import DESCRIPTION, LOCK, REMOVED, identify, loadable_models, removed_models
+from app.triton.repository import DESCRIPTION, LOCK, REMOVED, removed_models
 from app.triton.transport import Transport
 from tests.fakes.triton import LoadingTriton, serving
 from tests.support import TABLE, OpenTable, captured_log, eventually
@@ -120,32 +119,6 @@ async def test_default_models_and_steps_of_a_loaded_ensemble_stay(host: Host) ->
     assert host.fake.loaded == {"default", "a", "c"}
 
 
-async def test_default_model_that_triton_has_lost_is_loaded_without_a_request(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example that of a route, which the embedded Triton does not know when it starts again."""
-    monkeypatch.setattr(on_demand, "_KEEP_SECONDS", 0.02)
-    host.fake.index.clear()
-    keeping = asyncio.create_task(host.worker().run())
-    await eventually(lambda: host.fake.loaded == {"default"})
-    keeping.cancel()
-    assert host.fake.told == ["load default"]
-
-
-async def test_loads_run_one_at_a_time_and_workers_take_turns(host: Host) -> None:
-    one, other = host.worker(limit=9), host.worker(limit=9)
-    host.fake.may_load.clear()
-    asking = [asyncio.create_task(one.load(name, SECONDS)) for name in "aabcd"]
-    await eventually(lambda: len(host.fake.told) == 1)
-    asking.append(asyncio.create_task(other.load("e", SECONDS)))
-    await asyncio.sleep(0.1)
-    assert len(host.fake.told) == 1
-    host.fake.may_load.set()
-    await asyncio.gather(*asking)
-    await other.load("a", SECONDS)
-
-    assert sorted(host.fake.told) == [f"load {name}" for name in "abcde"]
-    assert host.fake.told[-1] != "load e"
-
-
 async def test_failed_load_is_not_repeated_at_once_and_takes_no_place(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = host.worker(), host.worker()
     await host.load(one, "a", "b")
@@ -240,60 +213,3 @@ async def test_models_are_loaded_and_unloaded_and_a_failure_is_told_once(
     await asyncio.to_thread(tmp_path.rename, tmp_path.with_name("unmounted"))  # it cannot be read, which changes nothing
     await asyncio.sleep(0.1)
     await all_told(loader, "unload doors", "load gates")
-
-
-async def test_all_workers_know_which_files_all_tritons_have_loaded(loader: Two, tmp_path: Path) -> None:
-    def loaded(model: str, pool: TritonPool = loader.pool) -> bool:
-        return has_loaded(TABLE, pool, model, identify(tmp_path / model))
-
-    put(tmp_path, "doors")
-    assert not loaded("doors")
-    await eventually(lambda: loaded("doors"))
-    (tmp_path / "doors" / DESCRIPTION).write_text("changed", encoding="utf-8")
-    assert not loaded("doors")
-    loader.fakes[0].load_refusal = STOPPING
-    put(tmp_path, "doors", "gates")
-    await all_told(loader, "load doors", "load gates")
-    await asyncio.sleep(0.1)
-    assert (loaded("doors"), loaded("gates")) == (False, False)
-    loader.fakes[0].load_refusal = None
-    put(tmp_path, "doors", "gates")
-    await eventually(lambda: loaded("doors") and loaded("gates"))
-
-    assert not loaded("doors", TritonPool(loader.pool.transport, loader.servers[:1]))
-
-
-def write(folder: Path, files: dict[str, str]) -> None:
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(content, encoding="utf-8")
-
-
-@pytest.mark.parametrize(("is_embedded", "invalid"), [(True, ["broken", "own"]), (False, ["broken"])])
-def test_models_that_no_triton_can_load_are_named(tmp_path: Path, *, is_embedded: bool, invalid: list[str]) -> None:
-    files = {"sound/config.pbtxt": "", "broken/config.pbtxt": "input {", "own/configs/embedded.pbtxt": "input {"}
-    networks = "sound/1/model.onnx", "exported/best.onnx", "version/1/model.onnx", ".add-unfinished/model.onnx", "file.onnx"
-    write(tmp_path, files | dict.fromkeys((*networks, "own/config.pbtxt", "nothing/notes.txt"), ""))
-    found = unloadable_models(tmp_path, is_embedded=is_embedded)
-
-    states = dict.fromkeys(invalid, "invalid") | dict.fromkeys(("exported", "version"), "no_config")
-    assert {name: one.state for name, one in found.items()} == states
-    for name, (_, reason) in found.items():
-        assert reason.startswith(f"{tmp_path}/{name}")
-        assert (f"`nereid add {tmp_path}/{name}`" in reason) is (name == "exported")
-        assert "\n" not in reason
-    assert unloadable_models(tmp_path / "nowhere", is_embedded=is_embedded) == {}
-
-
-def test_models_with_a_config_and_a_version_are_loadable(tmp_path: Path) -> None:
-    files = """
-        both/config.pbtxt both/configs/embedded.pbtxt both/1/model.onnx elsewhere/config.pbtxt elsewhere/2/model.py
-        embedded/configs/embedded.pbtxt embedded/10/model.onnx comments/config.pbtxt comments/1/model.py no_folder
-        no_version/config.pbtxt no_config/1/model.onnx no_number/config.pbtxt no_number/latest/model.onnx
-    """
-    write(tmp_path, dict.fromkeys(files.split(), '# of a test\nname: "m"'))
-    write(tmp_path, {"comments/configs/embedded.pbtxt": "# for another\n\n  # Triton\n"})
-    (tmp_path / "no_version" / "1").mkdir()
-
-    assert loadable_models(tmp_path) == ["both", "elsewhere", "embedded"]
-    assert loadable_models(tmp_path / "nowhere") == []

@@ -1,30 +1,24 @@
 """Tensors in shared memory, whose files leave nothing behind, and inline where shared memory is not available."""
 
-import asyncio
-import fcntl
 import os
 import subprocess
 import sys
-from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
-from PIL import Image
 
 from app.main import create_app
 from app.settings.schema import Settings
 from app.triton import shared_memory
 from app.triton.client import TritonClient
-from app.triton.shared_memory import SHM, Arena, Slot
+from app.triton.shared_memory import Arena, Slot
 from app.triton.transport import Mode
-from tests.fakes import models
 from tests.fakes.triton import FakeTriton
 from tests.machines import Machine, check
 from tests.support import (
@@ -109,21 +103,6 @@ async def test_tensors_go_inline_without_shared_memory_if_they_may(  # noqa: PLR
     assert set(own_arenas()) <= set(before)  # others, which are idle, may have been removed
 
 
-@pytest.mark.usefixtures("triton")
-async def test_more_requests_than_slots_are_answered(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "SLOTS", 2)
-    empty = BytesIO()
-    Image.new("RGB", models.SIZE, "white").save(empty, "BMP")
-
-    async def count(client: httpx.AsyncClient, image: bytes) -> int:
-        return len(json(await client.post("/predict/six_columns", content=image))["detections"])
-
-    async with started(create_app(settings)) as client:
-        counts = await asyncio.gather(*(count(client, image) for _ in range(15) for image in (SCENE, empty.getvalue())))
-
-    assert counts == [2, 0] * 15
-
-
 NBYTES = 60
 
 
@@ -189,23 +168,6 @@ def test_slots_of_an_arena(runs: int) -> None:
     check(Parts, runs=runs, steps=40)
 
 
-def test_file_has_what_is_written_to_slots_and_memory_outlives_it() -> None:
-    """A thread may still write when the worker ends."""
-    made = Arena(8192)
-    file = SHM / made.name
-    slot = made.take(4096)
-    assert slot
-    array = slot.array((4,), np.float32)
-    array[:] = [1, 2, 3, 4]
-
-    assert np.frombuffer(file.read_bytes(), np.float32)[:4].tolist() == [1, 2, 3, 4]
-    assert (file.stat().st_size, file.stat().st_mode & 0o777) == (made.nbytes, 0o600)
-    made.close()
-    assert not file.exists()
-    array += 1
-    assert array.sum() == 14
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
 def test_arena_that_does_not_fit_is_an_error_and_leaves_nothing() -> None:
     """A write to it would end the process."""
@@ -247,21 +209,3 @@ def test_arenas_of_killed_workers_are_swept_and_other_files_left_alone(own_shm: 
 
     assert set(own_shm.iterdir()) == {own_shm / alive.name, folder, pipe, link, other}
     alive.close()
-
-
-def test_arena_that_is_swept_before_it_is_locked_is_created_again(monkeypatch: pytest.MonkeyPatch, own_shm: Path) -> None:
-    lock = fcntl.flock
-    swept: list[str] = []
-
-    def late(descriptor: int, how: int) -> None:
-        if not swept:
-            monkeypatch.setattr(fcntl, "flock", lock)
-            swept.extend(shared_memory.sweep())
-        lock(descriptor, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    made = Arena(4096)
-
-    assert swept not in ([], [made.name])
-    assert (own_shm / made.name).exists()
-    made.close()

@@ -1,0 +1,323 @@
+"""Stores: a memory file that all workers of a host share, and a real Redis; whatever happens to them is a miss."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import trustme
+from redis.asyncio import Redis
+from structlog.testing import CapturedCall
+
+from app import preflight
+from app.cache import redis_store
+from app.cache.memory import MemoryStore, create, open_file, read_secret_of
+from app.cache.redis_store import RedisStore
+from app.resilience.worker_table import WorkerTable
+from app.settings.schema import Settings, SettingsError
+from app.telemetry.metrics import Metrics
+from tests.redis_server import RedisServer, redis_server
+from tests.support import METRICS, ROOT, OpenTable, captured_log, free_port
+
+VARIABLE = "NEREID_INTERNAL_CACHE_FD"
+SIZE = 1 << 16
+
+OpenStore = Callable[..., MemoryStore]
+
+WRITER = """
+import asyncio, random, sys
+from hashlib import sha256
+from app.cache.memory import MemoryStore, open_file
+from app.resilience.worker_table import WorkerTable
+from app.telemetry.metrics import Metrics
+
+async def write():
+    store, draw = MemoryStore(open_file(0), 60, Metrics(WorkerTable(), "0")), random.Random(int(sys.argv[1]))
+    for number in range(int(sys.argv[2])):
+        value = draw.randbytes(draw.randrange(3000))
+        await store.put(sha256(value).digest(), value)
+        if number == 500:
+            print("writing", flush=True)
+
+asyncio.run(write())
+"""
+SEED, VALUES = 3, 2000
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The memory file of a host, which this process has created."""
+    monkeypatch.setenv(VARIABLE, "")  # restored in the end, whatever `create` writes
+    descriptor = create(SIZE)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def open_store(host: int) -> Iterator[OpenStore]:
+    assert host
+    opened: list[MemoryStore] = []
+
+    def open_one(seconds: float = 60, metrics: Metrics = METRICS) -> MemoryStore:
+        opened.append(MemoryStore(open_file(0), seconds, metrics))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        asyncio.run(store.close())
+
+
+def key(number: int) -> bytes:
+    return sha256(b"%d" % number).digest()
+
+
+def value(number: int) -> bytes:
+    return sha256(b"%d" % number).digest() * (1 + number % 60)
+
+
+def run(store: MemoryStore, *numbers: int) -> list[bool]:
+    """Put values; return which of them are there in the end, unchanged."""
+
+    async def put_and_get() -> list[bool]:
+        for number in numbers:
+            await store.put(key(number), value(number))
+        return [await store.get(key(number)) == value(number) for number in numbers]
+
+    return asyncio.run(put_and_get())
+
+
+def get(store: MemoryStore, number: int) -> bytes | None:
+    return asyncio.run(store.get(key(number)))
+
+
+def test_workers_find_what_others_have_put(open_store: OpenStore) -> None:
+    one, other = open_store(), open_store()
+    assert get(other, 1) is None
+    assert run(one, 1, 2) == [True, True]
+
+    assert get(other, 1) == value(1)
+    asyncio.run(other.put(key(1), b"newer"))
+    assert get(one, 1) == b"newer"
+
+
+def test_the_oldest_values_leave(open_store: OpenStore, open_table: OpenTable) -> None:
+    metrics = Metrics(open_table(), "0")
+    store = open_store(metrics=metrics)
+    found = run(store, *range(500))
+    evictions = next(sample.value for sample in metrics.cache_evictions.collect({"api_cache_evictions": [()]}).samples)
+
+    assert 0 < found.count(True) < 200
+    assert all(found[-20:])
+    assert not any(found[:200])
+    assert 0 < evictions <= found.count(False)  # counted once their place in the index is used again
+
+
+@pytest.mark.system
+def test_many_processes_write_at_the_same_time(open_store: OpenStore) -> None:
+    store = open_store()
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, f"{seed}", f"{values}"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            pass_fds=[int(os.environ[VARIABLE])],
+            stdout=subprocess.PIPE,
+        )
+        for seed, values in ((1, 10**9), (2, 10**9), (SEED, VALUES))
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"writing\n"
+    suspended, killed, last = writers
+    suspended.send_signal(signal.SIGSTOP)
+    killed.kill()
+    assert last.wait() == 0
+    suspended.kill()
+    for writer in writers:
+        writer.communicate()
+    draw = random.Random(SEED)  # noqa: S311 - as the writer
+    values = [draw.randbytes(draw.randrange(3000)) for _ in range(VALUES)]
+    found = [asyncio.run(store.get(sha256(each).digest())) for each in values]
+
+    assert all(one in {None, each} for one, each in zip(found, values, strict=True))
+    assert run(store, 1, 2, 3) == [True] * 3
+
+
+def test_the_secret_of_the_settings(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(b"s" * 31)
+    with pytest.raises(ValueError, match="has 31 bytes, and needs at least 32"):
+        read_secret_of(str(file))
+    file.write_bytes(b"s" * 32)
+    one = read_secret_of(str(file))
+    file.write_bytes(b"s" * 33)
+    other = read_secret_of(str(file))
+    file.unlink()
+
+    assert len(one) == 64
+    assert one != other == read_secret_of(str(file))  # a worker that is started meanwhile needs it
+
+
+KEY, OTHER = b"k" * 32, b"o" * 32
+VALUE = bytes(range(256)) * 8
+
+
+@pytest.fixture(name="folder")
+def short_folder() -> Iterator[Path]:
+    """The path of a Unix socket is short."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[RedisServer]:
+    with redis_server(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    table = WorkerTable()
+    yield Metrics(table, "0")
+    table.close()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine fails no operation, unless the test says so."""
+    monkeypatch.setattr(redis_store, "_SECONDS", 20.0)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
+    return captured_log(monkeypatch, redis_store)
+
+
+@asynccontextmanager
+async def opened(url: str, metrics: Metrics) -> AsyncIterator[RedisStore]:
+    store = RedisStore(url, 60, metrics)
+    yield store
+    await store.close()
+
+
+def counted(metrics: Metrics) -> tuple[int, int]:
+    """Return the number of failures, and whether the circuit is open."""
+    families = {family.name: family.samples for family in metrics.collect()}
+    failures, circuits = (families[f"api_cache_{name}"][0].value for name in ("store_failures", "circuit_open"))
+    return int(failures), int(circuits)
+
+
+async def test_user_needs_four_commands(server: RedisServer, metrics: Metrics, log: list[CapturedCall]) -> None:
+    rule = "user gateway on >secret ~nereid:* resetchannels -@all +getrange +set +scan +unlink"
+    async with Redis.from_url(server.url) as redis:
+        await redis.execute_command("ACL", "SETUSER", *rule.split()[1:])  # type: ignore[no-untyped-call]
+
+    async with opened(f"unix://gateway@{server.socket}?password=secret", metrics) as store:
+        await store.put(KEY, VALUE)
+        assert await store.get(KEY) == VALUE
+        await redis_store.clear(f"unix://gateway@{server.socket}?password=secret")
+        assert await store.get(KEY) is None
+        assert counted(metrics) == (0, 0)
+
+    async with opened(f"unix://gateway@{server.socket}?password=not-secret", metrics) as store:
+        assert [await store.get(KEY) for _ in range(5)] == [None] * 5
+    assert [call.method_name for call in log] == ["warning"]
+    assert "not-secret" not in str(log)
+
+
+async def test_tls_needs_a_trusted_certificate(folder: Path, metrics: Metrics) -> None:
+    authority, port = trustme.CA(), free_port()
+    certificate = authority.issue_cert("localhost")
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
+    files = [f"--tls-{kind}-file {folder}/server.pem" for kind in ("cert", "key")]
+    options = " ".join([*files, f"--tls-ca-cert-file {folder}/ca.pem", f"--tls-port {port}", "--tls-auth-clients no"])
+    with redis_server(folder, *options.split()):
+        url = f"rediss://localhost:{port}/0"
+        async with opened(f"{url}?ssl_ca_certs={folder}/ca.pem", metrics) as store:
+            await asyncio.gather(*(store.put(key, VALUE) for key in (KEY, OTHER)))
+            assert [await store.get(key) for key in (KEY, OTHER)] == [VALUE, VALUE]
+        async with opened(url, metrics) as store:
+            assert await store.get(KEY) is None
+
+
+async def test_the_circuit_opens_and_closes(
+    server: RedisServer, metrics: Metrics, log: list[CapturedCall], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "monotonic", lambda: 0.0)
+    async with opened(server.url, metrics) as store:
+        await store.put(KEY, VALUE)
+        server.kill()
+
+        for failures, seconds in enumerate((0.0, 100.0, 200.0), 5):  # each probe fails
+            monkeypatch.setattr(redis_store, "monotonic", lambda now=seconds: now)
+            assert [await store.get(KEY) for _ in range(9)] == [None] * 9
+            assert counted(metrics) == (failures, 1)
+
+        server.start()
+        await store.put(KEY, VALUE)
+        assert await store.get(KEY) is None  # not tried yet
+
+        monkeypatch.setattr(redis_store, "monotonic", lambda: float("inf"))
+        await store.put(KEY, VALUE)
+        assert await store.get(KEY) == VALUE
+        assert counted(metrics) == (7, 0)
+        assert len(log) == 2
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_answer_that_comes_too_late_or_to_a_caller_who_left_is_nobody_elses(
+    server: RedisServer, metrics: Metrics, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    async with opened(server.url, metrics) as store:
+        await store.put(KEY, VALUE)
+        await store.put(OTHER, b"other")
+        with server.stopped():
+            monkeypatch.setattr(redis_store, "_SECONDS", 0.02 if is_late else 20.0)
+            asking = asyncio.create_task(store.get(KEY))
+            await asyncio.wait({asking}, timeout=None if is_late else 0.01)  # the question is on its way
+            asking.cancel()
+            (answer,) = await asyncio.gather(asking, return_exceptions=True)
+            assert answer != VALUE
+        monkeypatch.setattr(redis_store, "_SECONDS", 20.0)
+
+        assert await store.get(OTHER) == b"other"
+        assert counted(metrics) == (is_late, 0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x16\x03\x01\x02\x00", b"-\xff\r\n", b"$x\r\n"),
+        *(b"$9999999999\r\nx", b":1\r\n", b"*1\r\n*1\r\n", b"%1\r\n+a\r\n"),
+    ],
+)
+async def test_garbage_is_a_miss(answer: bytes, folder: Path, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_store, "_SECONDS", 0.02)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        writer.close()
+
+    async with (
+        await asyncio.start_unix_server(serve, folder / "garbage.sock"),
+        opened(f"unix://{folder}/garbage.sock", metrics) as store,
+    ):
+        assert await store.get(KEY) is None
+        await store.put(KEY, VALUE)
+
+
+def test_api_does_not_start_with_such_a_url(folder: Path) -> None:
+    url = "redis://:secret@host/0?no_such_option=1"
+    with pytest.raises(SettingsError, match="NEREID_CACHE: not a URL of a Redis") as raised:
+        preflight.require_usable(Settings(cache=url, model_repository=str(folder), triton_home=str(folder / "t")))
+
+    assert "secret" not in str(raised.value)
