@@ -1,4 +1,4 @@
-"""Decoding and drawing run in a few threads, in the turn of their caller, and under the deadline of its request."""
+"""Decoding and drawing run in a few threads, under the deadline of their request; what is dropped frees its memory."""
 
 import asyncio
 import os

@@ -59,7 +59,8 @@ class Versions(FakeTriton):
     @property
     def asked(self) -> list[str]:
         """The references of the models that were to run; the gateway may have tried each more than once."""
-        asked = [f"{request.model_name}:{request.model_version or 3}" for request in self.requests]
+        requests = [request for request in self.requests if request.id != "probe"]
+        asked = [f"{request.model_name}:{request.model_version or 3}" for request in requests]
         return [reference for reference, _ in itertools.groupby(asked)]
 
 

@@ -1,4 +1,4 @@
-"""The RPCs of the client: what Triton parses and answers, which errors it means, and what is known about it."""
+"""The RPCs of the client, also over TLS: what Triton parses and answers, which errors it means, and what is known about it."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""A pool of several Tritons, which have different models: who is in it, who is chosen, who is fast or silent."""
+"""A pool of several Tritons, which have different models: who is in it, and who is chosen."""
 
 import asyncio
 import random
