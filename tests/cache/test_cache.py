@@ -1,28 +1,40 @@
 """A hit is what an inference would have answered, and is only found for the same network, image, caller and settings."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
+import numpy as np
 import pytest
 from PIL import Image
 
-from app.errors import DeadlinePassed, GatewayFull, ImageTooLarge
-from app.imaging.header import PixelLimits
-from app.model.heads import SegmentationHead
-from app.pipeline.call import CallContext
+from app.cache import entry, fingerprints
+from app.cache.fingerprints import Fingerprints
+from app.cache.flight import Flights
+from app.detection.nms import Candidates
+from app.errors import DeadlinePassed, GatewayFull, InferenceFailed, InvalidParameter
+from app.imaging.transform import Crop, ImageTransform
+from app.main import create_app
+from app.model.heads import ClassificationHead, DetectionHead, Head, ObbHead, OutputFormat, PoseHead
+from app.model.spec import ModelSpec
+from app.pipeline.call import Decoded, DetectOptions, Question, TaskOptions
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import Caller
-from app.telemetry.metrics import Metrics
-from app.telemetry.timing import Timing
-from tests.cache.conftest import Caching, open_caching
+from app.triton import loading
+from app.triton.repository import CLEARED, DESCRIPTION, LOCK
+from app.zoo import description
+from tests.api.conftest import settings_for
+from tests.cache.conftest import SECRET, Caching
 from tests.fakes import models
+from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving
 from tests.imaging.samples import encode
-from tests.support import SCENE, OpenTable, eventually
+from tests.support import SCENE, eventually, started, until
+from tests.world import time_of_app
+from tests.zoo.test_fingerprint import DOORS
 
 OTHER = models.scene("BMP", "gray")
-
-
 LARGE = encode(Image.new("RGB", (800, 600)), "BMP")
 """An image whose file is hashed in a thread."""
 
@@ -54,16 +66,6 @@ async def test_result_answers_the_same_question_of_the_same_caller(
     assert [await caching.result(**call) for call in calls] == results
 
 
-async def test_image_that_lower_limits_reject_is_rejected_on_a_hit_too(caching: Caching) -> None:
-    await caching.ask()
-    limits = PixelLimits(10, 10)
-    caching.world.pipeline._workspace = caching.world.pipeline._workspace._replace(limits=limits)  # noqa: SLF001
-    caching.open(limits)
-
-    with pytest.raises(ImageTooLarge):
-        await caching.ask()
-
-
 async def test_other_network_or_preprocessing_never_gets_the_result_of_the_old_one(caching: Caching) -> None:
     """A network that was reloaded in place has another fingerprint under the same version."""
     await caching.ask()
@@ -90,39 +92,6 @@ async def test_result_is_not_stored_if_the_network_has_changed_meanwhile(caching
     caching.networks["1"] = b"a network"
 
     assert await caching.result() == "miss"
-
-
-async def test_result_of_another_version_is_not_stored(caching: Caching) -> None:
-    """The worker has not known yet that Triton runs another one."""
-    caching.world.fake.model_versions = ["2"]
-    assert (await caching.ask())[1].version == "2"
-    caching.world.fake.model_versions = ["1"]
-    caching.world.server.specs.forget("tiny")
-
-    result, found = await caching.ask()
-    assert (result, found.version) == ("miss", "1")
-
-
-async def test_masks_are_not_cached(caching: Caching) -> None:
-    spec, call = await caching.spec(), CallContext(Deadline.after(1), Timing(), "id")
-    head = SegmentationHead(output_format=spec.head.output_format, has_normalized_boxes=False, iou=1, max_iou=1)  # type: ignore[union-attr]
-
-    assert caching.cache.takes(spec, call)
-    assert not caching.cache.takes(msgspec.structs.replace(spec, head=head), call)
-
-
-async def test_hit_needs_no_permit() -> None:
-    async with open_caching(max_requests=1) as caching:
-        await caching.ask()
-        caching.world.hold()
-        asking = asyncio.create_task(caching.ask(OTHER))
-        await eventually(lambda: caching.world.fake.running == 1)
-        with pytest.raises(GatewayFull):
-            await caching.ask(LARGE)
-
-        assert await caching.result() == "hit"
-        caching.world.let_answer()
-        await asking
 
 
 async def test_answer_is_right_whatever_the_store_returns(caching: Caching, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,14 +153,168 @@ async def test_request_for_a_version_never_shares_the_answer_of_a_newer_one(cach
     assert [(result, found.version) for result, found in answers] == [("miss", "2"), ("shared", "2"), ("miss", "1")]
 
 
-async def test_hits_and_what_they_save_are_counted(open_table: OpenTable) -> None:
-    metrics = Metrics(open_table(), "0")
-    async with open_caching(metrics) as caching:
-        for data in (SCENE, SCENE, OTHER):
-            await caching.ask(data)
-    samples = {(sample.name, *sample.labels.values()): sample.value for family in metrics.collect() for sample in family.samples}
+async def until_cache(client: httpx.AsyncClient, expected: str | None, model: str = "tiny") -> None:
+    """Wait until the cache answers so."""
 
-    assert samples["api_cache_requests_total", "miss"] == 2
-    assert samples["api_cache_requests_total", "hit"] == 1
-    assert samples["api_cache_saved_seconds_sum",] > 0
-    assert samples["api_cache_bytes",] > 0
+    async def answers() -> bool:
+        response = await client.post("/detect", params={"model": model}, content=SCENE)
+        return bool(response.headers.get("x-cache") == expected)
+
+    await until(answers)
+
+
+async def test_changes_are_cached_once_they_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(fingerprints, "_INTERVAL_SECONDS", 0.01)
+    network = tmp_path / "tiny" / "1" / "model.onnx"
+    network.parent.mkdir(parents=True)
+    network.write_bytes(b"one")
+    (tmp_path / "tiny" / DESCRIPTION).write_text(description.dump(DOORS), encoding="utf-8")
+    fake = FakeTriton()
+    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    given = {"cache": "memory", "triton_loads_models": True, "model_repository": str(tmp_path)}
+    async with serving(fake), started(create_app(settings_for(fake.url, **given))) as client:
+        await until_cache(client, None)
+        (tmp_path / LOCK).touch()
+        await until_cache(client, "hit")
+        network.write_bytes(b"two")
+        await until_cache(client, None)
+        (tmp_path / LOCK).touch()
+        for result in ("miss", "hit"):
+            await until_cache(client, result)
+        (tmp_path / CLEARED).touch()
+        for result in ("miss", "hit"):
+            await until_cache(client, result)
+
+
+KEY = b"k" * 32
+FOREVER = Deadline(float("inf"))
+
+
+class Finder:
+    """Notes how often it is run, and finds what the test sets."""
+
+    def __init__(self) -> None:
+        self.runs: list[asyncio.Future[Any]] = []
+
+    async def __call__(self) -> Any:  # noqa: ANN401
+        self.runs.append(asyncio.get_running_loop().create_future())
+        return await self.runs[-1]
+
+
+async def ask(flights: Flights, find: Finder, *deadlines: Deadline) -> list[asyncio.Task[Any]]:
+    tasks = [asyncio.create_task(flights.run(KEY, find, deadline)) for deadline in deadlines]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def until_runs(find: Finder, number: int) -> None:
+    await eventually(lambda: len(find.runs) == number)
+
+
+@pytest.mark.parametrize(
+    "error", [None, DeadlinePassed("late"), GatewayFull("full"), InvalidParameter("a class"), RuntimeError("a bug")]
+)
+async def test_waiter_takes_over_when_the_first_ends_early(error: Exception | None) -> None:
+    """A class that only the replaced model had is no answer for the others."""
+    find = Finder()
+    first, *others = await ask(Flights(), find, FOREVER, FOREVER, FOREVER)
+    if error is None:
+        first.cancel()
+    else:
+        find.runs[0].set_exception(error)
+    await until_runs(find, 2)
+    find.runs[1].set_result("found")
+
+    assert await asyncio.gather(*others) == [("found", False), ("found", True)]
+    assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], BaseException)
+
+
+async def test_error_of_the_image_or_the_model_is_that_of_all() -> None:
+    """Each gets its own, so that no traceback refers to the frames of another request."""
+    find = Finder()
+    tasks = await ask(Flights(), find, FOREVER, FOREVER)
+    find.runs[0].set_exception(InferenceFailed("why"))
+    first, second = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert isinstance(second, InferenceFailed)
+    assert (type(first), second.detail) == (InferenceFailed, "why")
+    assert first is not second
+    assert second.__cause__ is second.__context__ is None
+
+
+async def test_old_fingerprints_are_not_used() -> None:
+    with time_of_app() as time:
+        fingerprints = Fingerprints(lambda *_: b"network")
+        fingerprints.get(SPEC)
+        await fingerprints.refresh()
+        assert fingerprints.get(SPEC) == b"network"
+        await time.skip(6)
+
+        assert fingerprints.get(SPEC) == b""
+        assert not await fingerprints.confirm(SPEC, b"")
+
+
+FIT = ImageTransform(0, 4, 32, 24, 640, 480)
+RANDOM = np.random.default_rng(1)
+
+
+def head(kind: type[Any], **more: Any) -> Any:  # noqa: ANN401
+    return kind(output_format=OutputFormat.YOLO_HEAD, has_normalized_boxes=False, iou=0.7, max_iou=1.0, **more)
+
+
+def of(head: Head) -> ModelSpec:
+    return msgspec.structs.replace(SPEC, head=head, labels=("red", "blue"))
+
+
+def candidates(n: int, features: int = 0) -> Candidates:
+    corners = RANDOM.uniform(0, 32, (n, 4)).astype(np.float32)
+    boxes = np.concatenate([np.minimum(corners[:, :2], corners[:, 2:]), np.maximum(corners[:, :2], corners[:, 2:])], axis=1)
+    more = RANDOM.uniform(0, 1, (n, features)).astype(np.float32) if features else None
+    return Candidates(boxes, RANDOM.uniform(0, 1, n).astype(np.float32), RANDOM.integers(0, 2, n, np.int32), more)
+
+
+POSE = of(head(PoseHead, features=6, keypoint_names=("nose", "ear")))
+CASES: dict[str, tuple[Decoded, Question[Any]]] = {
+    "detection": (Decoded(of(head(DetectionHead)), "1", candidates(40), FIT), DetectOptions(None, 0.3, ["red"], 10, iou=0.4)),
+    "nothing": (Decoded(of(head(DetectionHead)), "1", candidates(0), FIT), DetectOptions(None, 0.3, None, 10)),
+    "pose": (Decoded(POSE, "2", candidates(9, 6), FIT), DetectOptions(None, 0.1, None, 10, task="pose")),
+    "obb": (Decoded(of(head(ObbHead, features=1)), "1", candidates(9, 1), FIT), DetectOptions(None, 0.1, None, 10, task="obb")),
+    "classification": (
+        Decoded(
+            of(ClassificationHead(classes=1000, scores="probabilities")),
+            "1",
+            RANDOM.uniform(0, 1, 1000).astype(np.float32),
+            FIT._replace(crop=Crop(1, 2, 300, 300)),
+        ),
+        TaskOptions("classification", None, 0.1, 5),
+    ),
+}
+
+
+def plain(result: Any) -> object:  # noqa: ANN401
+    return [each.tolist() if isinstance(each, np.ndarray) else each for each in result]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stored_result_is_read_as_before(case: str) -> None:
+    decoded, question = CASES[case]
+    loaded = entry.load(entry.dump(decoded, 0.25, KEY, SECRET), KEY, decoded.spec, SECRET)
+    assert loaded is not None
+    found, seconds = loaded
+    reader = question.reader(decoded.spec)
+
+    assert (found.transform, found.version, seconds) == (decoded.transform, decoded.version, 0.25)
+    assert plain(reader.read(found, Deadline.after(60))) == plain(reader.read(decoded, Deadline.after(60)))
+
+
+def test_altered_and_foreign_bytes_are_rejected() -> None:
+    decoded, _ = CASES["pose"]
+    value = entry.dump(decoded, 0.25, KEY, SECRET)
+    changed = [value[:n] + bytes([value[n] ^ 1]) + value[n + 1 :] for n in range(0, len(value), 37)]
+
+    for other in (b"", value[:-1], value + b"\0", *changed):
+        assert entry.load(other, KEY, decoded.spec, SECRET) is None
+    assert entry.load(value, b"o" * 32, decoded.spec, SECRET) is None
+    assert entry.load(value, KEY, decoded.spec, b"o" * 64) is None
+    assert entry.load(value, KEY, decoded.spec, SECRET) is not None

@@ -5,11 +5,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from app.errors import GatewayError
-from app.model.spec import ModelSpec
 from tests.fakes.triton import SPEC
 from tests.pipeline.gate import Gate
 from tests.pipeline.refusals import STOPPING, Refusal
-from tests.world import Time, World, open_world, time_of_app
+from tests.world import World, open_world
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,23 +26,17 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
 
 @pytest.fixture
-async def time() -> AsyncIterator[Time]:
-    with time_of_app() as made:
-        yield made
-
-
-@pytest.fixture
 def gate() -> Iterator[Gate]:
     made = Gate()
     yield made
     made.opened.set()
 
 
-async def fail(world: World, times: int, refusal: Refusal = STOPPING, *, spec: ModelSpec = SPEC, seconds: float = 30) -> None:
+async def fail(world: World, times: int, refusal: Refusal = STOPPING) -> None:
     for _ in range(times):
         before, world.fake.refusal = world.fake.refusal, refusal
         with pytest.raises(GatewayError):
-            await world.infer(seconds, spec=spec)
+            await world.infer(spec=SPEC)
         world.fake.refusal = before
 
 

@@ -245,10 +245,6 @@ class Images(Machine):
             self.run(task)
 
 
-def test_images_of_a_worker() -> None:
-    check(Images, runs=10, steps=40)
-
-
-@pytest.mark.system
-def test_images_of_a_worker_for_long() -> None:
-    check(Images, runs=75, steps=40)
+@pytest.mark.parametrize("runs", [10, pytest.param(75, marks=pytest.mark.system)])
+def test_images_of_a_worker(runs: int) -> None:
+    check(Images, runs=runs, steps=40)

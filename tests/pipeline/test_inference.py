@@ -1,9 +1,6 @@
 """Inferences at one Triton: what is tried again, and what stays in use until an RPC has ended."""
 
-import asyncio
-import gc
 import signal
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,18 +10,13 @@ import psutil
 import pytest
 
 from app.embedded.server import EmbeddedTriton
-from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady, TritonUnavailable
+from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady
 from app.main import create_app
 from app.pipeline import triton_calls
-from app.pipeline.batch import PendingImage
-from app.pipeline.call import CallContext
-from app.resilience.deadline import Deadline
 from app.settings.schema import Settings
-from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton.shared_memory import SHM, Arena
-from app.triton.status import Draining, Overloaded
-from app.triton.transport import InputBuffer
+from app.triton.status import Overloaded
 from tests.fakes.triton import SPEC, infer_response
 from tests.pipeline import refusals
 from tests.pipeline.conftest import fail, is_closed
@@ -34,22 +26,14 @@ from tests.world import IMAGE, World
 
 TRACE = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
 
-pytestmark = [pytest.mark.world(mode="inline"), pytest.mark.usefixtures("delays")]
+pytestmark = [pytest.mark.world(mode="inline"), pytest.mark.usefixtures("_no_delays")]
 SHARED = pytest.mark.world(mode="auto")
 SHARED_OR_NOT = pytest.mark.parametrize("is_shared", [pytest.param(True, marks=SHARED), False])
 
 
 @pytest.fixture
-def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The longest delay of each retry; none is waited for."""
-    longest: list[float] = []
-
-    def uniform(_: float, most: float) -> float:
-        longest.append(most)
-        return 0.0
-
-    monkeypatch.setattr(triton_calls, "random", SimpleNamespace(uniform=uniform))
-    return longest
+def _no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_calls, "random", SimpleNamespace(uniform=lambda *_: 0.0))
 
 
 @pytest.fixture
@@ -77,23 +61,13 @@ async def test_inference_is_asked_once_and_answered(world: World, *, is_shared: 
     assert "traceparent" not in world.fake.metadata[0]
 
 
-@SHARED
-async def test_inference_without_time_is_not_asked(world: World) -> None:
-    with pytest.raises(DeadlinePassed):
-        await world.infer(0)
-
-    assert world.is_slot_free
-    assert world.fake.requests == []
-
-
 @pytest.mark.parametrize(
     ("version", "cancelled"),
-    [("2.59.1", 2), ("2.51.0", 0), (None, 0), pytest.param("2.59.1", 0, marks=SHARED)],
-    ids=["survives it", "would crash", "unknown", "reads a slot"],
+    [("2.59.1", 2), ("2.51.0", 0), pytest.param("2.59.1", 0, marks=SHARED)],
+    ids=["survives it", "would crash", "reads a slot"],
 )
-async def test_inference_is_cancelled_only_if_that_is_safe(world: World, version: str | None, cancelled: int) -> None:
-    await world.set_version(version or "2.59.1")
-    world.client.server = world.client.server if version else None
+async def test_inference_is_cancelled_only_if_that_is_safe(world: World, version: str, cancelled: int) -> None:
+    await world.set_version(version)
     world.hold()
     await world.leave(await world.start())
     await world.give_up()
@@ -104,37 +78,6 @@ async def test_inference_is_cancelled_only_if_that_is_safe(world: World, version
 
     assert not world.slot or world.is_slot_free
     assert world.fake.cancelled == cancelled
-
-
-@SHARED
-@pytest.mark.parametrize("refusal", [None, refusals.LATE])
-async def test_late_end_is_measured_and_its_error_not_reported(world: World, refusal: Refusal | None) -> None:
-    """Without those that Triton dropped at their deadline, the limit would stay above the model's capacity."""
-    reports: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
-    with await world.admit():
-        before = world.queue.limit
-    world.hold()
-    world.fake.refusal = refusal
-    await world.give_up()
-    assert world.queue.limit == before
-    await world.settle()
-    gc.collect()
-    asyncio.get_running_loop().set_exception_handler(None)
-
-    assert world.queue.limit > before  # the target is a million seconds
-    assert reports == []
-
-
-async def test_answer_is_measured_once_and_a_refusal_never(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[float] = []
-    with await world.admit():
-        monkeypatch.setattr(world.queue, "measure", lambda seconds, *_, **__: measured.append(seconds))
-    await world.infer()
-    await fail(world, 1, refusals.FULL)
-    await asyncio.sleep(0)
-
-    assert len(measured) == 1
 
 
 @SHARED
@@ -152,50 +95,12 @@ async def test_forgotten_region_is_registered_again_or_done_without(world: World
     assert world.is_slot_free
 
 
-@SHARED
-@pytest.mark.parametrize("is_answered", [True, False])
-async def test_forgotten_region_starts_nothing_after_the_deadline(world: World, *, is_answered: bool) -> None:
-    """Whether it is the answer or the registration that takes too long."""
-    world.fake.regions.clear()
-    (world.fake.may_map if is_answered else world.fake.may_answer).clear()
-    (asking,) = await world.start(seconds=20)
-    await eventually(lambda: len(world.fake.registrations) == 1 + is_answered)
-    await world.time.skip(20)
-    with pytest.raises(DeadlinePassed):
-        await asking
-    await world.settle()
-
-    assert len(world.fake.requests) == 1
-    assert len(world.fake.registrations) == 1 + is_answered
-    assert world.is_slot_free
-
-
-class ForgetfulSet(set[str]):
-    """Never contains what was added to it."""
-
-    def add(self, _: str) -> None: ...
-
-
-@SHARED
-@pytest.mark.parametrize("second", [None, refusals.STOPPING])
-async def test_forgotten_region_is_the_only_reason_to_try_again(world: World, second: Refusal | None) -> None:
-    """Two Tritons behind one address forget it each time. The caller may retry; the error is not a missing model."""
-    world.fake.regions = set() if second else ForgetfulSet()
-    world.fake.next_refusals = [None, second]
-    with pytest.raises(Draining if second else TritonUnavailable):
-        await world.infer()
-
-    assert len(world.fake.requests) == 2
-    assert world.is_slot_free
-
-
 @pytest.mark.parametrize(
     ("refusal", "expected", "reads"),
     [
         (refusals.FULL, Overloaded, 1),
         (refusals.LATE, DeadlinePassed, 1),
         (refusals.MISSHAPEN, InferenceFailed, 2),
-        (refusals.NOT_LOADED, ModelNotReady, 2),
         (refusals.GONE, ModelNotReady, 2),
         (None, InvalidModelOutput, 1),
     ],
@@ -227,33 +132,10 @@ async def test_answer_is_neither_tried_again_nor_a_failure(
     assert not is_closed(world)
 
 
-class Pixels(np.ndarray[Any, Any]):
-    """An array whose instances can be counted."""
-
-
-@pytest.mark.parametrize("refusal", [refusals.MISSHAPEN, refusals.BROKEN])
-async def test_failed_inference_leaves_no_reference_cycle(world: World, refusal: Refusal) -> None:
-    """Its image is freed immediately, not when the garbage collector runs, with and without a retry."""
-    world.fake.refusal = refusal
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(8):  # more than the retries that are saved up
-            with suppress(InferenceFailed, TritonUnavailable), await world.admit() as permit:
-                buffer = InputBuffer(IMAGE.copy().view(Pixels), None)
-                call = CallContext(Deadline.after(30), Timing(), "id")
-                await world.batchers["tiny"].run(PendingImage(SPEC, buffer, call, permit))
-        alive = [thing for thing in gc.get_objects() if isinstance(thing, Pixels)]
-    finally:
-        gc.enable()
-
-    assert len(alive) <= 1  # of the buffer that is still a name here
-
-
 @SHARED
 @pytest.mark.parametrize(
     ("refusal", "may_be_read"),
-    [(refusals.STOPPING, False), (refusals.REFUSED, False), (refusals.BROKEN, True)],
+    [(refusals.STOPPING, False), (refusals.BROKEN, True)],
 )
 async def test_lost_request_is_tried_once_more_without_a_slot(world: World, refusal: Refusal, *, may_be_read: bool) -> None:
     """It is not known which regions Triton has mapped. An arena that it may still read is not used again."""
@@ -274,23 +156,6 @@ async def test_lost_request_is_tried_once_more_without_a_slot(world: World, refu
         await eventually(lambda: arena.region not in world.fake.regions and not (SHM / arena.name).exists())
 
 
-@pytest.mark.parametrize(("second", "expected"), [(refusals.STOPPING, Draining), (refusals.FULL, Overloaded)])
-async def test_request_is_tried_twice_at_most(world: World, second: Refusal, expected: type[GatewayError]) -> None:
-    world.fake.next_refusals = [refusals.BROKEN, second]
-    with pytest.raises(expected):
-        await world.infer()
-
-    assert len(world.fake.requests) == 2
-
-
-async def test_retry_waits_longer_after_each_failure(world: World, delays: list[float]) -> None:
-    await fail(world, 3, refusals.STOPPING)
-    await world.infer()
-    await fail(world, 1, refusals.STOPPING)
-
-    assert delays == [0.05, 0.1, 0.2, 0.05]
-
-
 async def test_few_requests_are_tried_again(world: World) -> None:
     attempts = []
     for _ in range(5):
@@ -303,41 +168,6 @@ async def test_few_requests_are_tried_again(world: World) -> None:
     world.fake.next_refusals = [refusals.STOPPING]
 
     assert await world.infer()
-
-
-async def test_request_is_not_tried_again_shortly_before_its_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does it use up a retry of others."""
-    monkeypatch.setattr(triton_calls, "random", SimpleNamespace(uniform=lambda *_: 30.0))
-    await fail(world, 4, refusals.STOPPING, seconds=20)
-    assert len(world.fake.requests) == 4
-    monkeypatch.setattr(triton_calls, "random", SimpleNamespace(uniform=lambda *_: 0.0))
-    for _ in range(3):
-        world.fake.next_refusals = [refusals.STOPPING]
-        await world.infer()
-
-
-@SHARED
-async def test_inference_that_nobody_waits_for_is_not_tried_again(world: World) -> None:
-    world.hold()
-    world.fake.next_refusals = [refusals.BROKEN]
-    await world.leave(await world.start())
-    await world.settle()
-
-    assert len(world.fake.requests) == 1
-
-
-@SHARED
-async def test_draining_waits_for_abandoned_inferences(world: World) -> None:
-    world.hold()
-    await world.give_up()
-    draining = asyncio.ensure_future(world.batchers.close(10))
-    await world.round_trip()
-    assert not draining.done()
-    world.let_answer()
-    await draining
-    await asyncio.sleep(0)
-
-    assert world.is_slot_free
 
 
 @pytest.mark.system

@@ -1,7 +1,5 @@
 """Filling the input tensor from an encoded image or a part of one, for all types, layouts and channel orders, and with files."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
@@ -14,26 +12,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from app.errors import GatewayError, GatewayFull, ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
 from app.imaging.decode import decode
 from app.imaging.fit import fit_for
 from app.imaging.header import read_header
-from app.imaging.patch import Patch
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec, from_triton_config
-from app.pipeline import preprocess
-from app.pipeline.call import CallContext
-from app.pipeline.preprocess import fill_from_patch, fill_input, is_quick_to_check
-from app.resilience.deadline import Deadline
-from app.resilience.fairness import ANYBODY
 from app.resilience.lease import Lease
-from app.resilience.memory import MemoryBudget
-from app.telemetry.timing import Timing
 from app.triton.shared_memory import SLOTS
 from app.triton.transport import InputBuffer, Transport
 from tests.fakes.triton import CONFIG
 from tests.imaging.samples import RGB, encode, exif_of, png, store
-from tests.support import ROOT, TABLE, fill, sample_image, workspace
+from tests.support import fill, sample_image, workspace
 from tests.world import World
 
 NOISE = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
@@ -79,52 +68,13 @@ FORMATS_BY_MODE = {
     "LA": ("PNG", "TIFF"),
 }
 """Lossless formats that store a mode of Pillow."""
-COMPRESSIONS = (1, 5, 8, 32773)
-"""Of a TIFF: none, LZW, Deflate and PackBits."""
 IMAGES = {
     "JPEG": file(NOISE, "JPEG"),
     "turned JPEG": encode(Image.fromarray(store(NOISE, 6)), "JPEG", exif=exif_of(6)),
-    "CMYK JPEG": encode(Image.fromarray(NOISE).convert("CMYK"), "JPEG"),
     "large JPEG": sample_image("chelsea.jpg"),
     "sliver": file(NOISE[:1], "JPEG"),
     "PNG": file(NOISE, "PNG"),
-    "palette": encode(Image.fromarray(NOISE).quantize(8), "GIF"),
 }
-MEASURE = """
-import sys
-from pathlib import Path
-from app.model.spec import from_triton_config
-from app.pipeline.preprocess import Workspace, fill_input
-from app.imaging.header import PixelLimits
-from app.pipeline.call import CallContext
-from app.resilience.deadline import Deadline
-from app.resilience.decode_backlog import DecodeBacklog
-from app.resilience.lease import Lease
-from app.resilience.memory import MemoryBudget
-from app.resilience.worker_table import WorkerTable
-from app.telemetry.timing import Timing
-from app.triton.transport import Transport
-from tests.fakes.triton import CONFIG
-from tests.imaging.samples import encode, exif_of, store
-def status(field):
-    return int(Path("/proc/self/status").read_text().partition(field + ":")[2].split()[0]) * 1024
-class Memory(MemoryBudget):
-    most = 0
-    def add(self, caller, nbytes):
-        super().add(caller, nbytes)
-        self.most = max(self.most, self.own_bytes)
-image = {"name": "image", "data_type": "TYPE_UINT8", "dims": [224, 224, 3]}
-hints = {"resize": {"string_value": "center_crop"}, "interpolation": {"string_value": "bicubic"}}
-spec = from_triton_config({**CONFIG, "input": [image], "parameters": hints}, "1")
-table = WorkerTable()
-memory = Memory(table, "memory", 2**40)
-workspace = Workspace(PixelLimits(10**8, 10**8), memory, DecodeBacklog(table, 1), Transport("inline"))
-data = sys.stdin.buffer.read()
-Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-before = status("VmRSS")
-fill_input(data, 0, spec, workspace, CallContext(Deadline.after(60), Timing(), ""), Lease())
-print(status("VmHWM") - before, memory.most)
-"""
 
 
 class UsedMemory(Transport):
@@ -139,27 +89,13 @@ class UsedMemory(Transport):
         return InputBuffer(np.full(shape, self._content, dtype), None)
 
 
-@pytest.fixture
-def inline() -> Transport:
-    """A transport without shared memory."""
-    return Transport("inline")
-
-
-def filled(transport: Transport, data: bytes, model: ModelSpec) -> NDArray[Any]:
-    """Fill an input and return a copy of the tensor."""
-    with Lease() as lease:
-        return fill(data, model, transport, lease)[0].tensor.copy()
-
-
 @pytest.mark.parametrize("channels", ["RGB", "BGR"])
 @pytest.mark.parametrize(
     ("data_type", "dtype", "tolerance"),
     [("TYPE_UINT8", np.uint8, 0), ("TYPE_FP32", np.float32, 1e-5), ("TYPE_FP16", np.float16, 4e-3)],
 )
 @pytest.mark.parametrize("dims", [[3, 4, 6], [4, 6, 3]])
-async def test_pixels_become_the_tensor(  # noqa: PLR0913, PLR0917 - a table
-    inline: Transport, dims: list[int], data_type: str, dtype: type, tolerance: float, channels: str
-) -> None:
+def test_pixels_become_the_tensor(dims: list[int], data_type: str, dtype: type, tolerance: float, channels: str) -> None:
     """The canvas is the tensor itself only for UINT8, HWC and RGB. A model with UINT8 input normalizes the pixels itself."""
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]
@@ -167,26 +103,13 @@ async def test_pixels_become_the_tensor(  # noqa: PLR0913, PLR0917 - a table
     for hints in ({"scale": "127.5"}, {"mean": "0.485,0.456,0.406", "std": "0.229,0.224,0.225"}):
         model = spec(data_type, dims, 0, channels=channels, **hints)
         values = expected if dtype is np.uint8 else by_hint[next(iter(hints))]
-
-        tensor = filled(inline, file(PIXELS), model)
+        with Lease() as lease:
+            tensor = fill(file(PIXELS), model, Transport("inline"), lease)[0].tensor.copy()
 
         assert tensor.dtype == dtype
         assert tensor.nbytes == model.image_bytes
         np.testing.assert_allclose(tensor, values.transpose(2, 0, 1) if dims[0] == 3 else values, rtol=0, atol=tolerance)
         assert model.input_is_canvas is (dtype is np.uint8 and dims[0] == 4 and channels == "RGB")
-
-
-async def test_input_of_yolox_is_bgr_of_0_to_255(inline: Transport) -> None:
-    pixels = np.random.default_rng(5).integers(0, 256, (32, 32, 3), np.uint8)
-    config = {
-        **CONFIG,
-        "max_batch_size": 1,
-        "input": [{"name": "images", "data_type": "TYPE_FP32", "dims": [3, 32, 32]}],
-        "output": [{"name": "output", "data_type": "TYPE_FP32", "dims": [21, 85]}],
-    }
-    tensor = filled(inline, file(pixels), from_triton_config(config, "1"))
-
-    np.testing.assert_array_equal(tensor[::-1], pixels.transpose(2, 0, 1).astype(np.float32))
 
 
 @pytest.mark.parametrize("more", [0, 1])
@@ -207,37 +130,6 @@ async def test_file_is_passed_on_as_it_is_and_in_a_slot_if_it_fits(world: World,
     assert world.free_slots(model.image_bytes) == SLOTS
 
 
-async def test_file_in_another_format_than_the_model_decodes_is_unsupported(inline: Transport) -> None:
-    model = spec("TYPE_STRING", [1], square="64", formats="JPEG, PNG")
-    with Lease() as lease:
-        fill(IMAGES["PNG"], model, inline, lease)
-        with pytest.raises(UnsupportedFormat, match=r"^the image is a GIF, which this model does not decode; send JPEG, PNG$"):
-            fill(IMAGES["palette"], model, inline, lease)
-
-
-@pytest.mark.parametrize(("data_type", "dims"), [("TYPE_FP32", [3, 32, 32]), ("TYPE_STRING", [1])])
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"%PDF-1.7", UnsupportedFormat),
-        (b"", UnsupportedFormat),
-        (file(np.zeros((1001, 1000, 3), np.uint8)), ImageTooLarge),
-        (file(np.zeros((101, 1, 3), np.uint8)), InvalidImageDimensions),
-        (file(PIXELS, "PNG")[:20], InvalidImage),
-    ],
-    ids=["no image", "empty", "too large", "too narrow", "no header"],
-)
-async def test_rejected_image_takes_no_memory(
-    world: World, data_type: str, dims: list[int], data: bytes, expected: type[GatewayError]
-) -> None:
-    model = spec(data_type, dims, square="32")
-    await world.transport.prepare(model.image_bytes)
-    with Lease() as lease:
-        with pytest.raises(expected):
-            fill(data, model, world.transport, lease)
-        assert world.free_slots(model.image_bytes) == SLOTS
-
-
 @pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
 @pytest.mark.parametrize("model", LETTERBOXES.values(), ids=LETTERBOXES)
 async def test_each_byte_of_the_canvas_is_written(model: ModelSpec, data: bytes) -> None:
@@ -253,23 +145,6 @@ async def test_each_byte_of_the_canvas_is_written(model: ModelSpec, data: bytes)
     header = read_header(data, workspace(UsedMemory(0)).limits)
     fit_for(model).draw(decode(header, transform.min_decode_size), transform, expected)
     np.testing.assert_array_equal(one.tensor, expected)  # decoded elsewhere and drawn
-
-
-@pytest.mark.parametrize(("name", "is_direct"), [("JPEG", True), ("turned JPEG", False), ("PNG", False)])
-async def test_image_is_decoded_straight_into_the_tensor_if_possible(
-    inline: Transport, monkeypatch: pytest.MonkeyPatch, name: str, *, is_direct: bool
-) -> None:
-    decoded: list[NDArray[np.uint8]] = []
-
-    def record(*arguments: Any, **options: Any) -> NDArray[np.uint8]:  # noqa: ANN401
-        decoded.append(decode(*arguments, **options))
-        return decoded[0]
-
-    monkeypatch.setattr(preprocess, "decode", record)
-    with Lease() as lease:
-        buffer, _ = fill(IMAGES[name], LETTERBOXES["full width"], inline, lease)
-
-    assert np.may_share_memory(decoded[0], buffer.tensor) is is_direct
 
 
 def copies(indices: NDArray[np.uint8], palette: NDArray[np.uint8], orientation: int) -> Iterator[tuple[str, bytes]]:
@@ -288,7 +163,7 @@ def copies(indices: NDArray[np.uint8], palette: NDArray[np.uint8], orientation: 
         yield from ((f"{mode} {name}", encode(image, name)) for name in FORMATS_BY_MODE[mode])
     yield "PNG of 16 bits", png(width, height, 16, RGB, deep.astype(">u2").tobytes())
     yield "TIFF of 16 bits", cv2.imencode(".tiff", deep[:, :, ::-1])[1].tobytes()
-    for number in COMPRESSIONS:
+    for number in (1, 5, 8, 32773):  # none, LZW, Deflate and PackBits
         yield f"TIFF {number}", cv2.imencode(".tiff", pixels[:, :, ::-1], [cv2.IMWRITE_TIFF_COMPRESSION, number])[1].tobytes()
     stored = Image.fromarray(store(pixels, orientation))
     yield from ((f"turned {name}", encode(stored, name, exif=exif_of(orientation))) for name in ("PNG", "WEBP", "TIFF"))
@@ -309,73 +184,3 @@ def test_how_an_image_is_stored_changes_nothing(  # noqa: PLR0913, PLR0917 - wha
             buffer, transform = fill(data, model, UsedMemory(0), lease)
             np.testing.assert_array_equal(buffer.tensor, expected, name)
         assert transform == fit.fit(width, height), name
-
-
-async def test_without_memory_nothing_is_decoded_and_no_slot_taken(world: World) -> None:
-    model = LETTERBOXES["centred"]
-    await world.transport.prepare(model.image_bytes)
-    space = workspace(world.transport)
-    call = CallContext(Deadline.after(30), Timing(), "")
-    memory = space.memory
-    broken = IMAGES["PNG"][:-1000]
-    with Lease() as lease, memory.reserve(ANYBODY) as others:
-        others.add(memory.limit_bytes - 64 * 48 * 7 + 1)
-        with pytest.raises(GatewayFull):
-            fill_input(broken, 0, model, space, call, lease)
-        assert world.free_slots(model.image_bytes) == SLOTS
-        others.keep(memory.limit_bytes - 64 * 48 * 7)
-        with pytest.raises(InvalidImage):
-            fill_input(broken, 0, model, space, call, lease)
-
-    assert memory.own_bytes == 0
-
-
-@pytest.mark.parametrize(("image_format", "size"), [("JPEG", (8000, 2000)), ("JPEG", (2040, 2040)), ("PNG", (3000, 2000))])
-def test_crop_takes_no_more_memory_than_was_reserved(image_format: str, size: tuple[int, int]) -> None:
-    data = encode(Image.new("RGB", size, "teal"), image_format)
-    command = [sys.executable, "-c", MEASURE]
-    output = subprocess.run(command, input=data, cwd=ROOT, capture_output=True, check=True).stdout
-
-    taken, reserved = map(int, output.split())
-    assert reserved / 2 < taken < reserved + 8_000_000
-
-
-def test_only_a_small_jpeg_is_quick_to_check() -> None:
-    start = b"\xff\xd8\xff"
-    assert [is_quick_to_check(start + bytes(more)) for more in (0, (1 << 20) - 3, (1 << 20) - 2)] == [True, True, False]
-    assert not is_quick_to_check(IMAGES["PNG"])
-
-
-PARTS = {resize: spec("TYPE_UINT8", [64, 64, 3], resize=resize) for resize in ("letterbox", "center_crop")}
-CALL = CallContext(Deadline.after(60), Timing(), "abc")
-
-
-@pytest.mark.parametrize(("resize", "is_copied"), [("letterbox", False), ("center_crop", True)])
-def test_copies_of_a_part_count_as_memory_of_images(monkeypatch: pytest.MonkeyPatch, resize: str, *, is_copied: bool) -> None:
-    space = workspace(Transport("inline"))._replace(memory=MemoryBudget(TABLE, "parts", 1))
-    image, counted = np.zeros((400, 500, 3), np.uint8), list[int]()
-    monkeypatch.setattr(preprocess, "write_pixels", lambda *_: counted.append(space.memory.used_bytes))
-    corners = np.array([[0, 0], [400, 0], [400, 300], [0, 300]], np.float32)
-    for part in (Patch(image, box=(0, 0, 400, 300)), Patch(image, corners=corners)):
-        with Lease() as lease:
-            fill_from_patch(part, PARTS[resize], space, CALL, lease)
-
-    assert [used >= 400 * 300 * 3 for used in counted] == [is_copied, True]
-    assert space.memory.used_bytes == 0
-
-
-def test_large_part_is_cropped_from_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, columns = np.mgrid[:2400, :3200]
-    image = np.stack([rows // 10, columns // 13, (rows + columns) // 23], axis=-1).astype(np.uint8)
-    part, space, used = Patch(image, box=(10, 20, 3190, 2390)), workspace(Transport("inline")), list[int]()
-    space = space._replace(memory=MemoryBudget(TABLE, "parts", 2**30))
-    monkeypatch.setattr(preprocess, "write_pixels", lambda *_: used.append(space.memory.used_bytes))
-
-    def fill_part() -> NDArray[np.int_]:
-        with Lease() as lease:
-            return fill_from_patch(part, PARTS["center_crop"], space, CALL, lease)[0].tensor.astype(int)
-
-    small = fill_part()
-    monkeypatch.setattr(preprocess, "shrink", lambda pixels, _: np.ascontiguousarray(pixels))
-    assert np.abs(small - fill_part()).max() <= 1
-    assert used[0] < used[1] / 16

@@ -5,13 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from app.errors import DeadlinePassed, InferenceFailed, TritonUnavailable
-from app.triton.status import Overloaded
+from app.errors import DeadlinePassed
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response
 from tests.pipeline import refusals
 from tests.pipeline.refusals import Refusal
 from tests.support import eventually
-from tests.world import HANG_SECONDS, IMAGE, World
+from tests.world import HANG_SECONDS, World
 
 CONFIG_OF_BATCHES = {**CONFIG, "max_batch_size": 4}
 
@@ -40,7 +39,6 @@ class AnsweringTriton(FakeTriton):
 
 
 pytestmark = pytest.mark.world(AnsweringTriton, AnsweringTriton, mode="inline", max_calls=1)
-SHARED = pytest.mark.world(mode="auto")
 
 
 @pytest.fixture
@@ -56,7 +54,7 @@ async def until_busy(world: World) -> None:
         await world.infer()
 
 
-@pytest.mark.parametrize("refusal", [refusals.FULL, refusals.FAILED, refusals.NOT_LOADED, refusals.GONE])
+@pytest.mark.parametrize("refusal", [refusals.FULL, refusals.FAILED, refusals.GONE])
 async def test_call_that_one_triton_refuses_goes_to_the_other(world: World, refusal: Refusal) -> None:
     """A retry at another Triton needs no budget."""
     world.max_calls = 100
@@ -66,7 +64,7 @@ async def test_call_that_one_triton_refuses_goes_to_the_other(world: World, refu
     assert world.fakes[1].images == 30
 
 
-@pytest.mark.parametrize("refusal", [refusals.STOPPING, refusals.REFUSED, refusals.BROKEN, refusals.DENIED])
+@pytest.mark.parametrize("refusal", [refusals.STOPPING, refusals.BROKEN])
 async def test_triton_that_loses_a_call_is_left_out_at_once(world: World, refusal: Refusal) -> None:
     world.fake.refusal = refusal
     await until_busy(world)
@@ -80,36 +78,6 @@ async def test_triton_that_loses_a_call_is_left_out_at_once(world: World, refusa
     assert world.pool.servers[0].model("tiny").speed == 0
     await asyncio.gather(*(world.infer() for _ in range(20)))
     assert world.fake.images > lost
-
-
-async def test_overloaded_triton_stays_in_use(world: World) -> None:
-    for fake in world.fakes:
-        fake.refusal = refusals.FULL
-    with pytest.raises(Overloaded):
-        await world.infer()
-
-    assert [fake.images for fake in world.fakes] == [1, 1]
-    assert world.usable == [True, True]
-
-
-async def test_last_working_triton_is_left_out_after_five_failures(world: World) -> None:
-    world.fake.refusal = refusals.REFUSED
-    await until_busy(world)
-    world.fakes[1].refusal = refusals.REFUSED
-    for is_usable in (True, True, True, True, False):
-        with pytest.raises(TritonUnavailable):
-            await world.infer()
-        assert world.pool.is_usable("tiny") is is_usable
-
-
-async def test_image_that_fails_everywhere_is_no_fault_of_a_triton(world: World) -> None:
-    for fake in world.fakes:
-        fake.refusal = refusals.FAILED
-    for _ in range(10):
-        with pytest.raises(InferenceFailed):
-            await world.infer()
-
-    assert world.usable == [True, True]
 
 
 async def test_triton_whose_model_fails_is_left_out_while_another_runs_it(world: World) -> None:
@@ -150,49 +118,6 @@ async def test_hung_triton_is_left_out_while_the_other_answers(world: World) -> 
     before = world.fake.images
     assert await world.errors(30) == []
     assert world.fake.images > before
-
-
-async def test_call_that_is_cancelled_is_a_failure_of_its_own_triton_only(world: World) -> None:
-    await world.set_version("2.59.1")
-    world.hold()
-    first = await world.start(1, HANG_SECONDS * 0.7)
-    others = await world.start(1, 1000)
-    await eventually(lambda: world.running == [1, 1])
-    await world.time.skip(HANG_SECONDS * 0.7)
-    await asyncio.gather(*first, return_exceptions=True)
-    circuits = [server.model("tiny").circuit for server in world.pool.servers]
-
-    assert sorted(circuit.consecutive for circuit in circuits if circuit) == [0, 1]
-    world.let_answer()
-    await asyncio.gather(*others)
-
-
-@SHARED
-async def test_memory_is_mapped_by_one_triton_while_the_other_gets_messages(world: World) -> None:
-    world.fakes[1].accepts_regions = False
-    assert await world.errors(30) == []
-
-    near, far = world.fakes
-    assert near.images
-    assert far.images
-    assert all("shared_memory_region" in request.inputs[0].parameters for request in near.requests)
-    assert {request.raw_input_contents[0] for request in far.requests} <= {IMAGE.tobytes() * images for images in range(1, 5)}
-
-
-@SHARED
-@pytest.mark.parametrize(("refusal", "is_usable"), [(None, True), (refusals.RESTRICTED, True), (refusals.REFUSED, False)])
-async def test_restarted_triton_registers_again_or_costs_no_caller_an_answer(
-    world: World, refusal: Refusal | None, *, is_usable: bool
-) -> None:
-    """Without a key for its controls, it gets the images inline. If it has been stopped, the other Triton gets them."""
-    assert await world.errors(20) == []
-    world.fake.regions.clear()
-    world.fake.refusal = refusal
-    world.fake.next_refusals += [None] * 100 * is_usable
-
-    assert await world.errors(20) == []
-    assert world.usable == [is_usable, True]
-    assert [len(fake.registrations) for fake in world.fakes] == [2, 1]
 
 
 async def test_batches_are_as_large_as_the_triton_takes(world: World) -> None:

@@ -184,23 +184,3 @@ async def test_wrong_answers_open_the_circuit_of_all_workers(open_table: OpenTab
     assert not one.is_closed
     for circuit in (one, other):
         await circuit.close()
-
-
-async def test_close_waits_for_the_end_of_the_probe(open_table: OpenTable) -> None:
-    """It may still hold a slot of an arena that is removed next."""
-    is_probing, ended = asyncio.Event(), []
-
-    async def probe() -> None:
-        is_probing.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            ended.append("probe")
-
-    circuit = CircuitBreaker(open_table(), "tiny", "triton:8001", probe)
-    circuit.open_for_wrong_answers("zeros")
-    await is_probing.wait()
-    await circuit.close()
-
-    assert ended == ["probe"]

@@ -1,20 +1,24 @@
 """Requests for one model: the limit that workers share, whose turn is next, and what a rejected caller is told."""
 
 import asyncio
+import heapq
+import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from statistics import median
 
 import pytest
 
-from app.errors import DeadlinePassed, GatewayFull
+from app.errors import GatewayFull
 from app.resilience.batch_queue import BatchQueue
+from app.resilience.concurrency import ConcurrencyLimit
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import ANYBODY, HIGH, LOW, Caller
+from app.resilience.fairness import ANYBODY, HIGH, LOW, Caller, FairQueue, Turn
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
 from tests.fakes.clock import Clock
 from tests.support import OpenTable
 
-TARGET = 2.0
 LATER = Deadline(1e9)
 
 
@@ -22,7 +26,7 @@ LATER = Deadline(1e9)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let no time pass, and have requests wait for half a minute instead of 30 ms, so that no turn comes too late by chance."""
     monkeypatch.setattr("app.resilience.model_queue._MAX_WAIT_SECONDS", 30.0)
-    return Clock(monkeypatch, *(f"app.resilience.{name}" for name in ("model_queue", "concurrency", "deadline")))
+    return Clock(monkeypatch, *(f"app.resilience.{name}" for name in ("model_queue", "rounds", "concurrency", "deadline")))
 
 
 def open_queue(table: WorkerTable, limit: int, pace: float = 0.0) -> ModelQueue:
@@ -58,33 +62,6 @@ async def order_of(*admissions: tuple[str, Callable[[], Awaitable[Permit]]], per
     return "".join(order)
 
 
-async def test_limit_is_the_average_of_what_workers_have_measured_lately(open_table: OpenTable, clock: Clock) -> None:
-    idle, busy, new = (ModelQueue(open_table(), "tiny", 1000, TARGET) for _ in range(3))
-    idle.measure(TARGET, 1, is_near=False)
-    clock.now += 4
-    busy.measure(TARGET / 101, 1, is_near=False)
-    for seconds, limit in ((0, (1 + 101) / 2), (2, 101)):
-        clock.now += seconds
-        for queue in (idle, busy, new):
-            queue.refresh()
-        assert idle.limit == busy.limit == new.limit == pytest.approx(limit)
-    idle.measure(TARGET, 1, is_near=False)
-    busy.refresh()
-
-    assert busy.limit < 101
-
-
-async def test_changed_share_counts_at_once(table: WorkerTable) -> None:
-    """The file of keys can be edited while the gateway runs."""
-    queue, half = open_queue(table, 4), Caller("camera", 0.5, has_share=True)
-    permits = [await queue.admit(half, LATER) for _ in range(2)]
-    with pytest.raises(GatewayFull):
-        queue.check(half, 0)
-
-    queue.check(half._replace(fraction=0.75), 0)
-    leave(permits)
-
-
 async def test_higher_priorities_and_later_steps_come_first(table: WorkerTable) -> None:
     queue = open_queue(table, 1, pace=1e-6)
     low, high = Caller("l", priority=LOW), Caller("h", priority=HIGH)
@@ -107,109 +84,183 @@ async def test_higher_priorities_and_later_steps_come_first(table: WorkerTable) 
     assert order == "later image"
 
 
-async def test_later_step_waits_until_its_deadline_but_not_behind_those_of_another_caller(table: WorkerTable) -> None:
-    queue, many = open_queue(table, 2), Caller("many")
-    permits = await enter(queue, "many", "many")
-    with pytest.raises(DeadlinePassed):
-        await queue.admit_later_step(many, Deadline.after(0))
-    waiting = asyncio.create_task(queue.admit_later_step(many, LATER))
-    await asyncio.sleep(0)
-    leave([await queue.admit_later_step(Caller("few"), LATER)])
-    assert not waiting.done()
-    leave(permits)
-    leave([await waiting])
+A, B = Caller("a"), Caller("b")
 
 
-async def test_only_requests_that_come_before_it_make_a_wait_too_long(table: WorkerTable) -> None:
-    queue = open_queue(table, 1, pace=10.0)
-    queue.check(ANYBODY, 0)  # while none is in progress, however slow the model was
-    leave(await enter(queue, "", deadline=Deadline.after(0.5)))
-    permits = await enter(queue, *"xyz")
-    low, high = Caller("low", priority=LOW), Caller("high", priority=HIGH)
-    waiting = []
-    for name in "abc":
-        queue.check(low, 0)  # its turn is in 10 s, then 20, then 30, of 30
-        waiting.append(asyncio.create_task(queue.admit(Caller(name, priority=LOW), LATER)))
-        await asyncio.sleep(0)
-    with pytest.raises(GatewayFull):
-        queue.check(low, 0)
-    queue.check(high, 0)
-    leave(permits)
-    for task in waiting:
-        leave([await task])
+class Work:
+    """Work that waits for its turn."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+
+    @property
+    def name(self) -> str:
+        """The name of the caller, in capitals for images of batches."""
+        return self.turn.caller.name.upper() if self.turn.is_batch else self.turn.caller.name
 
 
-@pytest.mark.parametrize(("pace", "least", "most"), [(0.0, 1, 1), (0.7, 2, 3), (10.0, 21, 30), (100.0, 30, 30)])
-async def test_rejected_caller_is_told_when_to_come_back(table: WorkerTable, pace: float, least: int, most: int) -> None:
-    """Not all at the same time."""
-    queue = open_queue(table, 2, pace)
-    permits = await enter(queue, "", "", deadline=Deadline.after(1000))
-    told = set()
-    for _ in range(100):
-        with pytest.raises(GatewayFull) as caught:
-            await enter(queue, "", deadline=Deadline.after(0.0001))
-        told.add(caught.value.retry_after_seconds or 0)
-    leave(permits)
+class Queue(FairQueue[Work]):
+    def more(self, caller: Caller, number: int, cost: float = 1.0, *, is_batch: bool = False) -> list[Work]:
+        added = [Work(Turn(caller, cost, is_batch)) for _ in range(number)]
+        for work in added:
+            self.add(work)
+        return added
 
-    assert least <= min(told) <= max(told) <= most
-    assert (len(told) > 1) is (least < most)
-
-
-@pytest.mark.parametrize(("seconds", "is_admitted"), [(1.9 * TARGET - 0.1, False), (1.9 * TARGET + 0.1, True)])
-async def test_only_short_deadlines_are_compared_with_the_predicted_wait(
-    table: WorkerTable, seconds: float, *, is_admitted: bool
-) -> None:
-    """For the usual deadline the limit is enough: requests of a batch take as long together as one alone."""
-    queue = ModelQueue(table, "tiny", 10, TARGET)
-    for measured in (TARGET / 10, *[0.9 * TARGET] * 100):  # the limit is 10, then requests take longer
-        queue.measure(measured, 1, is_near=False)
-    permits = await enter(queue, "", "")
-    if is_admitted:
-        permits += await enter(queue, "", deadline=Deadline.after(seconds))
-    else:
-        with pytest.raises(GatewayFull):
-            await enter(queue, "", deadline=Deadline.after(seconds))
-    leave(permits)
+    def run(self, number: int) -> str:
+        """Begin the next ones; return their names."""
+        names = ""
+        for _ in range(number):
+            work = self.next()
+            assert work is not None
+            assert work is self.in_turn()[0]
+            self.begin(work)
+            names += work.name
+        return names
 
 
-async def test_caller_with_few_requests_is_not_measured(table: WorkerTable, clock: Clock) -> None:
-    """They do not wait behind those of the others, which would seem to be as fast."""
-    queue = ModelQueue(table, "tiny", 1000, TARGET)
-    *many, few = await enter(queue, *"cbbbbba")
-    clock.now += 0.1
-    few.measure()
-    assert queue.pace() == pytest.approx(0.1 / 7)  # better than nothing
-    clock.now += 0.3
-    for permit in many:
-        permit.measure()
-    slow = queue.pace()
-    few.measure()
-    assert queue.pace() == slow > 0.1
-    leave([few, *many])
+def test_callers_take_turns_however_much_they_have() -> None:
+    work = Queue()
+    for dropped in work.more(B, 100):  # what is discarded costs nothing
+        work.discard(dropped)
+        work.discard(dropped)
+    assert (len(work), work.next()) == (0, None)
+    work.more(A, 100)
+    assert work.run(10) == "a" * 10
+    work.more(B, 100)
+    assert Counter(work.run(40)) == {"a": 20, "b": 20}
+    work.more(Caller("c"), 5)
 
-    equal = await enter(queue, *"abcd")
-    clock.now += 0.1
-    for permit in equal:
-        permit.measure()
-    leave(equal)
-    assert queue.pace() < slow
+    assert Counter(work.run(15)) == {"a": 5, "b": 5, "c": 5}
+    assert Counter(work.run(10)) == {"a": 5, "b": 5}
 
 
-@pytest.mark.parametrize(("images", "ahead"), [(64, 128), (1000, 1100)])
-async def test_images_of_others_that_wait_can_make_a_batch_late(table: WorkerTable, images: int, ahead: int) -> None:
-    """A batch that is alone may try, because nobody is ahead of it."""
-    pace = 0.001
-    queue = open_queue(table, 8, pace)
-    line, other = BatchQueue(queue, ANYBODY), BatchQueue(queue, Caller("other"))
-    line.check(10_000, 1.0)
-    permits = [await other.admit(LATER) for _ in range(4)]
-    waiting = [asyncio.create_task(other.admit(LATER)) for _ in range(100)]
-    await asyncio.sleep(0)
-    line.check(images, 1.01 * ahead * pace)
-    with pytest.raises(GatewayFull):
-        line.check(images, 0.99 * ahead * pace)
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    line.check(images, 0.99 * images * pace)
-    leave(permits)
+def ask(queue: ModelQueue, caller: Caller) -> Permit | None:
+    """Admit a request and return its permit; None if it is rejected."""
+    try:
+        queue.check(caller, 0)
+    except GatewayFull:
+        return None
+    return queue.try_admit(caller)
+
+
+def test_callers_are_admitted_equally_often(open_table: OpenTable, clock: Clock) -> None:
+    """100 callers with one request at a time, two of five connected to the first worker; 50 requests a second end, in order."""
+    queues = [ModelQueue(open_table(), "tiny", 10, target_seconds=1e6) for _ in range(2)]
+    chance = random.Random(1)  # noqa: S311 - reproducible
+    callers = [Caller(f"caller {number}") for number in range(100)]
+    admitted = dict.fromkeys(callers, 0)
+    due = {caller: chance.random() for caller in callers}
+    working: list[tuple[Caller, Permit]] = []
+    rejected = 0
+    for _ in range(5_000):
+        clock.now += 0.02
+        if working:
+            caller, permit = working.pop(0)
+            permit.release()
+            due[caller] = clock.now
+        for number in sorted(range(100), key=lambda number: due[callers[number]]):
+            caller = callers[number]
+            if due[caller] > clock.now:
+                break
+            new = ask(queues[number % 5 < 3], caller)
+            if new is not None:
+                admitted[caller] += 1
+                working.append((caller, new))
+                due[caller] = float("inf")
+            else:
+                rejected += 1
+                due[caller] = clock.now + chance.uniform(0.5, 1)
+    for _, permit in working:
+        permit.release()
+
+    assert sum(admitted.values()) >= 4_800  # no place was kept free for long
+    assert rejected > 5_000
+    assert max(admitted.values()) - min(admitted.values()) <= 6  # of about 50
+
+
+TARGET = 1.0
+DEADLINE = 2 * TARGET
+
+
+class Model:
+    """A simulated model: instances that each process batches of up to so many images in a fixed time."""
+
+    def __init__(self, instances: int, batch: int, seconds: float) -> None:
+        self.seconds = seconds
+        self.instances, self.batch = instances, batch
+        self._starts = [-seconds] * instances
+        """When the batch of each instance that was filled last starts."""
+        self._images = [batch] * instances
+
+    @property
+    def speed(self) -> float:
+        """Images per second at most."""
+        return self.instances * self.batch / self.seconds
+
+    def finish(self, now: float) -> float:
+        """Add one image now; return when its batch ends, or when it is dropped because that would not start in time."""
+        at = min(range(self.instances), key=lambda index: self._next_start(index, now))
+        start = self._next_start(at, now)
+        if start - now >= DEADLINE:
+            return now + DEADLINE
+        self._images[at] = self._images[at] + 1 if start == self._starts[at] else 1
+        self._starts[at] = start
+        return start + self.seconds
+
+    def _next_start(self, at: int, now: float) -> float:
+        if self._starts[at] >= now and self._images[at] < self.batch:
+            return self._starts[at]
+        return max(now, self._starts[at] + self.seconds)
+
+
+class Simulation:
+    """Requests for a simulated model, on a simulated clock."""
+
+    def __init__(self, clock: Clock, model: Model) -> None:
+        self.clock = clock
+        self.model = model
+        self.limit = ConcurrencyLimit(8, 1e6, TARGET)
+        self._running: list[tuple[float, float, int, bool]] = []
+        """End, begin and position of each request in progress, and whether it was near the limit."""
+
+    def run(self, seconds: float) -> list[float]:
+        """Let many clients send one request after the other; return the durations of the requests that ended."""
+        until = self.clock.now + seconds
+        durations = []
+        while self.clock.now < until:
+            while len(self._running) + 1 <= max(1.0, self.limit.value):
+                now, position = self.clock.now, len(self._running) + 1
+                is_near = position >= 0.8 * int(self.limit.value)
+                heapq.heappush(self._running, (self.model.finish(now), now, position, is_near))
+            self.limit.note_reached()
+            self.clock.now, began, position, is_near = heapq.heappop(self._running)
+            durations.append(self.clock.now - began)
+            self.limit.add(durations[-1], position, self.limit.value, is_near=is_near)
+        return durations
+
+
+@pytest.fixture
+def still_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(monkeypatch, "app.resilience.concurrency")
+    clock.now = 0.0  # so that times that are equal are found equal
+    return clock
+
+
+@pytest.mark.parametrize("model", [(1, 1, 0.005), (16, 1, 0.1), (2, 16, 0.3)])
+def test_limit_follows_a_model_that_becomes_slower_and_recovers(still_clock: Clock, model: tuple[int, int, float]) -> None:
+    simulation = Simulation(still_clock, Model(*model))
+    simulation.run(20)
+    durations = simulation.run(20)
+    assert len(durations) / 20 > 0.9 * simulation.model.speed
+    assert median(durations) == pytest.approx(TARGET, rel=0.35)
+    assert max(durations) < DEADLINE
+    before = simulation.limit.value
+    simulation.model.seconds *= 3
+    simulation.run(60)
+    in_time = [duration for duration in simulation.run(20) if duration < DEADLINE]
+    assert len(in_time) / 20 > 0.9 * simulation.model.speed
+    assert simulation.limit.value < 0.7 * before
+    simulation.model.seconds /= 3
+    simulation.run(60)
+
+    assert simulation.limit.value == pytest.approx(before, rel=0.4)

@@ -1,18 +1,16 @@
-"""Counters that all workers of a host share."""
+"""Counters that all workers of a host share, and what processes use of a file that has become invalid."""
 
 import os
 import subprocess
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from time import sleep
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from app.resilience import worker_table
-from app.resilience.worker_table import CALLER, COUNTER, GAUGE, NO_COLUMN, SEPARATOR, TableView, WorkerTable
+from app.resilience.worker_table import COUNTER, GAUGE, TableView, WorkerTable
 from tests.machines import Machine, check
 from tests.support import ROOT, TABLE_VARIABLE, OpenTable
 
@@ -30,35 +28,6 @@ sys.stdin.read()
 """
 
 
-def test_columns_are_shared_when_there_are_no_more(table: WorkerTable) -> None:
-    """Callers leave some to metrics, and both to what decides on requests; keys that are too long have none."""
-    longest = "x" * (384 - len(GAUGE))
-    assert table.column(GAUGE + longest + "x") == NO_COLUMN != table.column(GAUGE + longest)
-    assert table.keys(GAUGE) == [longest]
-    callers = {table.column(CALLER + str(number)) for number in range(9_000)} - {NO_COLUMN}
-    metrics = {table.column(kind + str(number)) for kind in (GAUGE, COUNTER) for number in range(2_500)} - {NO_COLUMN}
-    others = {table.column(str(number)) for number in range(5_000)} - {NO_COLUMN}
-
-    assert len(callers | metrics | others) == len(callers) + len(metrics) + len(others) == 16_383 - 2  # one of followers
-    assert (len(metrics), len(others)) == (4_096, 4_096)
-
-
-def test_keys_are_listed_while_a_thread_adds_some(table: WorkerTable) -> None:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            adding = thread.submit(lambda: [table.column(GAUGE + str(number)) for number in range(1_000)])
-            while not adding.done():
-                table.keys(GAUGE)
-                sleep(0)  # the other thread may go on
-    finally:
-        sys.setswitchinterval(before)
-
-    assert len(set(adding.result())) == 1_000
-    assert table.keys(GAUGE) == [str(number) for number in range(1_000)]
-
-
 def test_worker_of_another_process_counts_from_its_start_until_it_is_killed(open_table: OpenTable) -> None:
     own = open_table()
     column, counter = own.column("requests"), own.column(COUNTER + "requests")
@@ -73,52 +42,6 @@ def test_worker_of_another_process_counts_from_its_start_until_it_is_killed(open
 
         assert (own.total(column), own.workers, worker.pid in own.beats()) == (0, 1, False)
         assert own.total_ever(counter) == 5 * killed
-
-
-def test_followers_are_neither_the_first_nor_workers(open_table: OpenTable) -> None:
-    follower, worker = WorkerTable(is_follower=True), open_table()
-    worker.refresh()
-    follower.refresh()
-    follower.beat()
-
-    assert (worker.workers, worker.is_first, worker.follower_beat()) == (1, True, 1)
-    assert (follower.workers, follower.is_first) == (1, False)
-    assert len(worker.rows()) == 2
-    follower.close()
-
-
-def test_aliases_of_each_kind_are_kept_by_themselves(table: WorkerTable) -> None:
-    names = ["triton:8001", f"canary{SEPARATOR}a", f"canary{SEPARATOR}b", f"canary of another kind{SEPARATOR}a"]
-    columns = [table.column(f"users of alias {table.alias(name)[1:-1]}") for name in names]
-    table.keep_aliases({names[2]}, "canary")
-    assert [table.values(column) == [1] for column in columns] == [True, False, True, True]
-    table.keep_aliases(())
-
-    assert [table.values(column) == [1] for column in columns] == [False, False, True, True]
-
-
-def test_a_table_that_nobody_has_created_is_private(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes without a common parent, such as two tests, do not count together."""
-    monkeypatch.delenv(TABLE_VARIABLE, raising=False)
-    other = WorkerTable()
-    other.add(other.column("requests"), 5)
-    table.refresh()
-
-    assert (table.workers, table.total(table.column("requests"))) == (1, 0)
-    other.close()
-
-
-def test_the_descriptor_is_not_passed_on_to_other_programs(open_table: OpenTable) -> None:
-    """A program that a worker starts and leaves behind would otherwise keep its row locked."""
-    own = open_table()
-    other = WorkerTable()
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False) as program:
-        other.close()
-        own.refresh()
-        assert program.poll() is None
-        program.kill()
-
-    assert own.workers == 1
 
 
 KINDS = st.sampled_from(["", COUNTER, GAUGE])
@@ -277,3 +200,40 @@ class Workers(Machine):
 @pytest.mark.parametrize("runs", [13, pytest.param(40, marks=pytest.mark.system)])
 def test_workers_of_a_host(runs: int) -> None:
     check(Workers, runs=runs, steps=40)
+
+
+# A parent that reads a valid file. Its workers, one after the other, find it invalid, changed, and invalid again; the last one is
+# another program.
+PARENT = """
+import os, subprocess, sys
+from app.resilience import last_valid
+def read(number):
+    def read_or_fail():
+        if number is None:
+            raise ValueError("torn")
+        return [number]
+    return last_valid.load("api_keys", "keys.toml", read_or_fail, list[int], ValueError)
+def tell(number):
+    print(read(number), last_valid.refused, flush=True)
+if len(sys.argv) > 1:
+    tell(None)
+    sys.exit()
+descriptor = last_valid.create()
+tell(1)
+for number in (None, 2, None):
+    if os.fork() == 0:
+        tell(number)
+        os._exit(0)
+    os.wait()
+subprocess.run([sys.executable, "-c", os.environ["PROGRAM"], "heir"], pass_fds=[descriptor], check=True)
+"""
+
+
+def test_new_processes_use_what_another_one_has_read() -> None:
+    """A worker by fork, and the API that is started again; what was read last counts, whoever has read it."""
+    environ = {"PYTHONPATH": str(ROOT), "PROGRAM": PARENT}
+    output = subprocess.run([sys.executable, "-c", PARENT], env=environ, capture_output=True, text=True, check=True).stdout
+    told = [line for line in output.splitlines() if line.startswith("[")]
+
+    refused = "{'api_keys': 'torn'}"
+    assert told == ["[1] {}", f"[1] {refused}", "[2] {}", f"[2] {refused}", f"[2] {refused}"]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from app.resilience import last_valid, worker_table
-from app.resilience.worker_table import COUNTER, WorkerTable
+from app.resilience.worker_table import WorkerTable
 from app.routing import canary as canary_module
 from app.routing import routes as routes_module
 from app.routing.canary import CanaryWatch
@@ -101,15 +101,12 @@ FAST, SLOW = 0.05, 0.1
         ((50, 10, FAST), (100, 0), {}, True),
         ((48, 2, FAST), (100, 0), {}, False),  # more than 2 %, but by chance
         ((50, 50, FAST), (50, 50), {}, False),
-        ((50, 50, FAST), (0, 0), {}, True),  # the default gets no requests
         ((1900, 100, FAST), (2000, 20), {"max_error_rate": 0.1}, False),
         ((9, 40, FAST), (100, 0), {}, False),
         ((60, 0, SLOW), (100, 0), {}, True),
-        ((60, 0, 0.06), (100, 0), {}, False),
         ((60, 0, SLOW), (100, 0), {"max_p99_ratio": 4}, False),
         ((60, 0, SLOW), (49, 0), {}, False),  # too few to know the default's
         ((3, 0, 60.0), (100, 0), {}, False),  # by chance
-        ((6, 0, 60.0), (100, 0), {}, True),
     ],
 )
 async def test_canary_may_fail_a_little_more_often_and_take_a_little_longer_than_the_default(
@@ -133,28 +130,16 @@ async def test_canary_may_fail_a_little_more_often_and_take_a_little_longer_than
     assert bool(worker.withdrawn) is is_withdrawn
 
 
-async def test_only_the_last_minute_counts(workers: list[Worker]) -> None:
-    workers[0].note(20, 20)
-    for _ in range(61):
-        await refresh(workers)
-    workers[0].note(20, 20)
-    await refresh(workers)
-
-    assert workers[0].withdrawn == ""
-
-
-@pytest.mark.parametrize("to", ["new:2", "new:3"])
-async def test_changed_canary_has_failed_at_nothing(workers: list[Worker], to: str) -> None:
+async def test_changed_canary_has_failed_at_nothing(workers: list[Worker]) -> None:
     first, second = workers
     old = first.route
     first.note(50, 50)
     await refresh(workers)
     assert second.withdrawn
-    second.routes.put(NAME, msgspec.structs.replace(ROUTE, canary=msgspec.structs.replace(CANARY, to=to)))
+    second.routes.put(NAME, msgspec.structs.replace(ROUTE, canary=msgspec.structs.replace(CANARY, to="new:3")))
     await refresh(workers)
-    if to != CANARY.to:  # a request from before fails now
-        for _ in range(100):
-            first.watch.note(NAME, old, None, is_canary=True)
+    for _ in range(100):  # a request from before fails now
+        first.watch.note(NAME, old, None, is_canary=True)
     second.note(60)
     await refresh(workers)
 
@@ -191,19 +176,3 @@ async def test_canary_is_withdrawn_in_memory_while_the_file_cannot_be_written(
     Routes(path).put(NAME, ROUTE)
     await refresh(workers)
     assert not any(worker.withdrawn for worker in workers)
-
-
-async def test_canary_whose_requests_cannot_be_counted_gets_none(workers: list[Worker]) -> None:
-    """Columns that others share would tell of their events. Its neighbours are watched as before."""
-    first = workers[0]
-    for number in range(16384):
-        first.table.column(f"{COUNTER}other {number}")
-    first.routes.put("gate", Route("old:1", Canary("new:3", 0.5)))
-    await refresh(workers)
-
-    assert "too many" in first.watch.withdrawn("gate", first.routes.known["gate"])
-    first.watch.note("gate", first.routes.known["gate"], None, is_canary=True)
-    assert first.withdrawn == ""
-    first.note(30, 30)
-    await refresh(workers)
-    assert first.withdrawn

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,20 @@ from app.errors import (
     CircuitOpen,
     DeadlinePassed,
     GatewayFull,
-    InvalidImage,
-    InvalidParameter,
-    ModelNotReady,
     TritonUnavailable,
-    UnknownModel,
     UnknownVersion,
-    WrongTask,
 )
-from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import CallContext, Decoded, TaskOptions
+from app.pipeline.call import CallContext
 from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
-from app.routing import router
 from app.routing.route import Canary, Route, Shadow
 from app.routing.router import Choice, Router
 from app.routing.routes import Routes
 from app.telemetry.timing import Timing
 from app.triton.status import NotLoadedYet
-from tests.fakes.triton import FakeTriton, config_with, infer_response
-from tests.support import METRICS, SCENE, captured_log, eventually
+from tests.fakes.triton import FakeTriton, infer_response
+from tests.support import METRICS, SCENE, eventually
 from tests.world import OPTIONS, World, open_world
 
 NAME = "detector"
@@ -51,8 +44,6 @@ class Versions(FakeTriton):
         self.answer = infer_response(output0=np.array([[0, 0, 8, 8, 0.75, 1], [2, 2, 6, 6, 0.5, 0]], np.float32))
         self.sick: set[str] = set()
         self.missing: set[str] = set()
-        self.labels: dict[str, str] = {}
-        """Labels by version; others have none."""
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         if {request.model_name, f"{request.model_name}:{request.model_version or 3}"} & self.sick:
@@ -65,15 +56,11 @@ class Versions(FakeTriton):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
         return await super().ModelMetadata(request, context)
 
-    async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        if labels := self.labels.get(request.version):
-            self.config = config_with(labels=labels)
-        return await super().ModelConfig(request, context)
-
     @property
     def asked(self) -> list[str]:
         """The references of the models that were to run; the gateway may have tried each more than once."""
-        asked = [f"{request.model_name}:{request.model_version or 3}" for request in self.requests]
+        requests = [request for request in self.requests if request.id != "probe"]
+        asked = [f"{request.model_name}:{request.model_version or 3}" for request in requests]
         return [reference for reference, _ in itertools.groupby(asked)]
 
 
@@ -100,21 +87,6 @@ class Notes:
         if route.shadow:
             assert (name, question, call.request_id[:2]) == (NAME, OPTIONS._replace(model=NAME), "id")
             self.offered.append((name, data, found))
-
-
-class Remembering:
-    """A cache that knows what each model has answered once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Decoded] = {}
-
-    def takes(self, *_: object) -> bool:
-        return True
-
-    async def get(self, _: bytes, spec: ModelSpec, __: CallContext, find: Callable[[], Awaitable[Decoded]]) -> Decoded:
-        if spec.reference not in self._known:
-            self._known[spec.reference] = await find()
-        return self._known[spec.reference]
 
 
 def context(seconds: float = 30, key: str = "") -> CallContext:
@@ -156,12 +128,12 @@ class Routed:
         samples = [sample for family in METRICS.collect() for sample in family.samples if sample.name == "api_route_requests_total"]
         return {tuple(sample.labels[name] for name in ("model", "part", "status")): sample.value for sample in samples}
 
-    async def open_circuit(self, version: str = "2") -> None:
-        self.fake.sick.add(f"tiny:{version}")
+    async def open_circuit(self) -> None:
+        self.fake.sick.add("tiny:2")
         for _ in range(5):
             with pytest.raises(TritonUnavailable):
-                await self.world.detect(model="tiny", version=int(version))
-        assert not self.world.pipeline.tritons.is_usable(f"tiny:{version}")
+                await self.world.detect(model="tiny", version=2)
+        assert not self.world.pipeline.tritons.is_usable("tiny:2")
         self.fake.requests.clear()
 
 
@@ -172,34 +144,8 @@ async def routed(tmp_path: Path) -> AsyncIterator[Routed]:
         yield Routed(world, fake, tmp_path / "routes.toml")
 
 
-async def test_model_of_the_route_answers(routed: Routed) -> None:
-    routed.put()
-    found = await routed.ask()
-    assert (found.spec.name, found.version) == ("tiny", "2")
-    assert (await routed.world.detect(model="other")).spec.name == "other"
-
-    assert [routed.world.pipeline.is_known(name) for name in (NAME, "unheard-of")] == [True, False]
-    assert routed.world.pipeline.log_fields(NAME) == {"route_name": NAME, "model": "tiny:2"}
-    assert routed.counted == {("tiny:2", "default", "200"): 1}
-
-
-async def test_target_without_a_version_is_the_default_version(routed: Routed) -> None:
-    """Also where a route is the default model."""
-    routed.put("tiny")
-    routed.world.pipeline.default_model = NAME
-    for version in ("1", "3"):
-        routed.fake.config = config_with(default_version=version)
-        routed.world.pipeline.tritons.read_again()
-        await routed.world.pipeline.read_default_reference()
-        await eventually(lambda version=version: routed.world.pipeline.refer_to(NAME, None) == f"tiny:{version}")  # type: ignore[misc]
-        await routed.world.pipeline.warm_up()
-
-    assert routed.fake.asked == ["tiny:1", "tiny:3"]
-    assert routed.world.pipeline.default_reference == "tiny:3"
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.29, 1.0])
-async def test_share_is_exact(routed: Routed, share: float) -> None:
+async def test_share_is_exact(routed: Routed) -> None:
+    share = 0.29
     routed.put(canary=Canary("tiny:3", share))
     parts = [routed.choose().part for _ in range(2000)]
 
@@ -245,7 +191,6 @@ async def test_request_for_a_version_gets_it(routed: Routed) -> None:
     [
         ("is sick", [(True, True), (False, False)] * 2),
         ("is missing", [(True, True), (False, False)] * 2),
-        ("has an open circuit", [(True, True), (False, False)] * 2),
         ("has no place", [(False, False)] * 2),
         ("is being loaded", [(False, False)] * 2),  # otherwise many requests during the load would have it withdrawn
         ("is withdrawn", [(False, False)] * 2),
@@ -266,8 +211,6 @@ async def test_default_answers_when_the_canary_cannot(
 
     if what == "is sick":
         routed.fake.sick = {"tiny:3"}
-    elif what == "has an open circuit":
-        await routed.open_circuit("3")
     elif what == "is missing":
         routed.fake.missing = {"new"}
         routed.put(canary=Canary("new", 1), shadow=Shadow("big", 0.5))
@@ -282,21 +225,6 @@ async def test_default_answers_when_the_canary_cannot(
     assert routed.notes.noted == noted
     assert [(name, data) for name, data, _ in routed.notes.offered] == [(NAME, SCENE)] * 2
     assert routed.counted["tiny:2", "default", "200"] == 2
-
-
-async def test_default_answers_what_the_canary_lacks(routed: Routed) -> None:
-    """That the canary lacks a class is no failure; that the default lacks it, too, is the caller's mistake."""
-    routed.fake.labels = {"2": "cat,dog", "3": "cat,fox"}
-    routed.put(canary=Canary("tiny:3", 1))
-    assert (await routed.ask(classes=["dog"])).version == "2"
-    assert (await routed.ask(classes=["fox"])).version == "3"
-    with pytest.raises(InvalidParameter):
-        await routed.ask(classes=["cow"])
-    assert routed.notes.noted == [(False, False), (True, False)]
-    routed.fake.requests.clear()
-    with pytest.raises(InvalidImage):
-        await routed.ask(SCENE[:100])
-    assert not routed.fake.asked
 
 
 @pytest.mark.parametrize(("usual", "noted"), [(30, []), (0.1, [(True, True)])])
@@ -317,15 +245,6 @@ async def test_deadline_of_a_caller_that_gives_little_time_is_no_failure_of_the_
     assert routed.notes.noted == noted
     assert routed.fake.asked == ["tiny:3"]
     assert {part for _, part, _ in routed.counted} == {"canary"}
-
-
-async def test_answer_from_the_cache_tells_nothing_of_a_canary(routed: Routed) -> None:
-    """Otherwise a canary without cached answers would seem slow beside a default that has them."""
-    routed.put(canary=Canary("tiny:3", 0.5))
-    routed.world.pipeline.cache = Remembering()
-    assert await routed.versions(8) == "23232323"
-
-    assert routed.notes.noted == [(False, False), (True, False)]
 
 
 async def test_fallback_answers_while_the_circuit_is_open(routed: Routed) -> None:
@@ -355,26 +274,9 @@ async def test_fallback_answers_while_the_circuit_is_open(routed: Routed) -> Non
     assert (await routed.ask()).version == "2"
 
 
-async def test_errors_name_the_route(routed: Routed) -> None:
-    routed.fake.missing = {"lost", "gone"}
-    routed.put("lost", canary=Canary("gone", 1))
-    with pytest.raises(UnknownModel, match=f"^{NAME} stands for lost: there is no such model"):
-        await routed.ask()
-    routed.put()
-    with pytest.raises(WrongTask, match=f"^{NAME} stands for tiny:2: tiny is "):
-        await routed.world.pipeline.run(SCENE, TaskOptions("classification", NAME, 0.5), context())
-    routed.fake.model_refusal = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'late' is not ready"
-    routed.put("late")
-    with pytest.raises(ModelNotReady, match=f"^{NAME} stands for late: "):
-        await routed.ask()
-
-
-async def open_batch(routed: Routed, images: int, **options: Any) -> BatchRequest[Detections]:  # noqa: ANN401
-    return await BatchRequest.open(routed.world.pipeline, [SCENE] * images, OPTIONS._replace(model=NAME, **options), context())
-
-
-async def answers(opened: BatchRequest[Detections]) -> list[str]:
+async def batch(routed: Routed, images: int, **options: Any) -> list[str]:  # noqa: ANN401
     """Return the versions that answered the images, or the codes of errors."""
+    opened = await BatchRequest.open(routed.world.pipeline, [SCENE] * images, OPTIONS._replace(model=NAME, **options), context())
     outcomes = []
 
     async def report(_: int, found: Detections | Exception, __: Timing) -> None:
@@ -384,10 +286,6 @@ async def answers(opened: BatchRequest[Detections]) -> list[str]:
         for each in done:
             await each
     return outcomes
-
-
-async def batch(routed: Routed, images: int, **options: Any) -> list[str]:  # noqa: ANN401
-    return await answers(await open_batch(routed, images, **options))
 
 
 async def test_batch_goes_to_one_model_and_what_fails_to_another_like_single_images(routed: Routed) -> None:
@@ -402,20 +300,7 @@ async def test_batch_goes_to_one_model_and_what_fails_to_another_like_single_ima
     routed.put(canary=Canary("new", 1))
     assert await batch(routed, 3) == ["2"] * 3
     routed.put(fallback="other:1")
-    opened = await open_batch(routed, 2)
     await routed.open_circuit()
 
-    assert await answers(opened) == ["1"] * 2
-    assert set(routed.fake.asked) == {"other:1"}
     assert await batch(routed, 2) == ["1"] * 2
-
-
-async def test_route_hides_a_model_of_its_name(routed: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = captured_log(monkeypatch, router)
-    routed.put()
-    routed.fake.index = [(NAME, "1", "READY", ""), ("tiny", "1", "READY", "")]
-    for _ in range(2):
-        await routed.router.refresh()
-
-    assert [call.kwargs for call in log] == [{"route": NAME}]
-    assert (await routed.ask()).spec.name == "tiny"
+    assert set(routed.fake.asked) == {"other:1"}

@@ -1,27 +1,55 @@
-"""The RPCs of the client, and what it knows about the server."""
+"""The RPCs of the client, also over TLS: what Triton parses and answers, which errors it means, and what is known about it."""
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import numpy as np
 import pytest
+import trustme
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, load_pem_private_key
+from tritonclient.grpc import service_pb2 as messages
 
-from app.errors import InvalidModelOutput, TritonUnavailable
+from app.errors import (
+    DeadlinePassed,
+    GatewayError,
+    InferenceFailed,
+    InvalidModelOutput,
+    ModelNotReady,
+    TritonUnavailable,
+    UnknownModel,
+)
+from app.main import create_app
+from app.model.spec import ModelSpec, from_triton_config
+from app.settings.schema import Settings
 from app.triton import client as client_module
-from app.triton import control_key
 from app.triton.client import TritonClient
+from app.triton.credentials import CredentialsError, load
+from app.triton.messages import InferResult, infer_request, read_response
 from app.triton.server_info import ServerInfo
-from app.triton.shared_memory import Arena
+from app.triton.shared_memory import Arena, Slot
 from app.triton.statistics import read_statistics
-from app.triton.status import Unanswered
-from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
-from tests.faults.relay import relay
-from tests.support import eventually, free_port
+from app.triton.status import (
+    Disconnected,
+    Draining,
+    ModelDied,
+    ModelFailed,
+    NoReply,
+    Overloaded,
+    Refused,
+    Unanswered,
+    UnknownRegion,
+    Unreachable,
+    from_query_error,
+    own_message,
+)
+from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving, serving_bytes
+from tests.support import eventually, json, started
 
 IMAGE = np.zeros(SPEC.image_shape, np.uint8)
 
@@ -33,21 +61,6 @@ def arena() -> Iterator[Arena]:
     made = Arena(2 * IMAGE.nbytes)
     yield made
     made.close()
-
-
-@pytest.fixture
-async def alone() -> AsyncIterator[TritonClient]:
-    """A client of a Triton that does not run."""
-    client = TritonClient(f"127.0.0.1:{free_port()}")
-    yield client
-    await client.close()
-
-
-@pytest.mark.parametrize(
-    ("version", "survives"), [("2.59.0", False), ("2.59.1", True), ("2.60.0dev", True), ("3.0.0", True), ("2", False), ("", False)]
-)
-def test_only_new_triton_survives_a_cancelled_inference(version: str, *, survives: bool) -> None:
-    assert ServerInfo(version).survives_cancel is survives
 
 
 async def test_server_is_known_while_it_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,47 +83,6 @@ async def test_server_is_known_while_it_is_connected(monkeypatch: pytest.MonkeyP
         await eventually(lambda: client.server == ServerInfo("2.59.1", ("statistics",)))
         assert client.connection > 1
         await client.close()
-
-
-async def test_triton_that_hangs_is_unavailable(fake_triton: Fake, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A time-out is a missed deadline of the caller only for an inference."""
-    fake, client = fake_triton
-    monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.1)
-    fake.may_tell.clear()
-    fake.may_map.clear()
-
-    for question in (client.read_server(), client.list_models(), client.read_config("tiny"), client.register(arena)):
-        with pytest.raises(TritonUnavailable):
-            await question
-    with pytest.raises(TritonUnavailable):
-        await read_statistics(client, 0.1)
-    assert not await client.is_ready("tiny")
-    await client.unregister(arena.region)
-
-
-@pytest.mark.parametrize(("attempts", "still_read", "left"), [(2000, 3, set[str]()), (20, 10**6, {"region"})])
-async def test_region_that_is_still_read_is_unregistered_later_or_given_up(
-    fake_triton: Fake, monkeypatch: pytest.MonkeyPatch, attempts: int, still_read: int, left: set[str]
-) -> None:
-    """A killed worker may have left an inference that reads the region."""
-    fake, client = fake_triton
-    await client.read_server()
-    monkeypatch.setattr(client_module, "_UNREGISTER_ATTEMPTS", attempts)
-    if left:
-        monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.5)
-    fake.regions, fake.still_read = {"region"}, still_read
-    await client.unregister("region")
-
-    assert fake.regions == left
-    assert fake.still_read < still_read
-
-
-async def test_messages_larger_than_the_default_of_grpc_pass(fake_triton: Fake) -> None:
-    fake, client = fake_triton
-    fake.answer = infer_response(output0=np.zeros((1, 84, 16_800), np.float32))
-    answer = await client.infer(SPEC, [np.zeros(5_000_000, np.uint8)], timeout_seconds=5)
-
-    assert answer.outputs["output0"].nbytes > 5_000_000
 
 
 @pytest.mark.parametrize(("version", "cancelled"), [("2.51.0", 0), ("2.59.1", 1)])
@@ -137,15 +109,6 @@ async def test_inference_without_an_answer_is_cancelled_only_at_a_new_triton(
     assert fake.cancelled == cancelled
 
 
-async def test_inference_that_was_never_sent_is_cancelled(alone: TritonClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise all unsent probes would be sent on the next connection."""
-    monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.0)
-    with pytest.raises(Unanswered):
-        await alone.infer(SPEC, [IMAGE], timeout_seconds=0.1, waits_for_connection=True)
-
-    assert not alone.left
-
-
 async def test_answer_that_is_no_message_is_an_invalid_output() -> None:
     """Another program listens at the address, so `server` stays None."""
     async with serving_bytes(b"\xff\xff\xff") as url:
@@ -159,22 +122,9 @@ async def test_answer_that_is_no_message_is_an_invalid_output() -> None:
         await client.close()
 
 
-KEY = "0123456789abcdef"
 SHARED_MEMORY = ("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "SystemSharedMemoryStatus")
 CONTROLS = {*SHARED_MEMORY, "RepositoryIndex", "ModelStatistics"}
 OTHERS = {"ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelInfer"}
-
-
-@pytest.mark.parametrize(
-    ("content", "key"),
-    [(f" {KEY}\r\n".encode(), KEY), *((content, "") for content in (b"\n", b"two words", "größe".encode(), b"a\x00b", b"a\x7f"))],
-)
-def test_metadata_has_the_key_of_the_file_unless_it_cannot_be_sent(tmp_path: Path, content: bytes, key: str) -> None:
-    """Each RPC would fail with such a key; without a key, Triton reports what is missing."""
-    (tmp_path / "control.key").write_bytes(content)
-
-    assert control_key.metadata(tmp_path / "control.key") == ((("triton-grpc-protocol-nereid", key),) if key else ())
-    assert control_key.metadata(tmp_path) == control_key.metadata(None) == ()
 
 
 async def test_only_controls_carry_the_key_which_a_restart_may_change(
@@ -190,7 +140,7 @@ async def test_only_controls_carry_the_key_which_a_restart_may_change(
         monkeypatch.setattr(fake, name, partial(note, name, getattr(fake, name)))
     async with serving(fake):
         client = TritonClient(fake.url, path)
-        for key in (None, KEY, "other"):
+        for key in (None, "0123456789abcdef", "other"):
             if key:
                 path.write_text(key)
             await client.read_server()
@@ -206,15 +156,216 @@ async def test_only_controls_carry_the_key_which_a_restart_may_change(
         await client.close()
 
 
-@pytest.mark.faults
-async def test_connection_may_take_as_long_as_a_lost_packet_delays_it() -> None:
-    """TCP repeats a lost first packet after a second; the relay delays each connection by longer."""
+BATCHED = from_triton_config({**CONFIG, "max_batch_size": 8}, "1")
+PIXELS = np.arange(32 * 32 * 3, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
 
-    async def answer_late(*here: Any) -> None:  # noqa: ANN401
-        await asyncio.sleep(1.5)
-        await relay(here, await asyncio.open_connection("127.0.0.1", port))
 
-    async with serving(FakeTriton()) as port, await asyncio.start_server(answer_late, "127.0.0.1", 0) as server:
-        client = TritonClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        await eventually(lambda: client.server is not None)
+def parsed(spec: ModelSpec, *tensors: np.ndarray, seconds: float = 1.5, slot: Slot | None = None) -> messages.ModelInferRequest:
+    """Serialize a request, and parse it as Triton does."""
+    data = infer_request(spec, tensors, timeout_seconds=seconds, request_id="abc", slot=slot, priority=2)
+    return messages.ModelInferRequest.FromString(data)
+
+
+@pytest.mark.parametrize(("is_pinned", "version"), [(True, "7"), (False, "")])
+def test_request_has_what_the_model_needs(version: str, *, is_pinned: bool) -> None:
+    request = parsed(msgspec.structs.replace(SPEC, version="7", is_pinned=is_pinned, tells_decoded=True), PIXELS)
+    (sent,) = request.inputs
+
+    assert (request.model_name, request.model_version, request.id) == ("tiny", version, "abc")
+    assert (sent.name, sent.datatype, list(sent.shape), len(sent.parameters)) == ("image", "UINT8", [32, 32, 3], 0)
+    assert [output.name for output in request.outputs] == ["output0", "decoded"]
+    assert list(request.raw_input_contents) == [PIXELS.tobytes()]
+    assert request.parameters["priority"].uint64_param == 2
+
+
+def test_batch_is_one_piece_inline_and_in_shared_memory() -> None:
+    arena = Arena(4 * PIXELS.nbytes)
+    slots = [slot for _ in range(4) if (slot := arena.take(PIXELS.nbytes))]
+    tensors = [slot.array(SPEC.image_shape, np.uint8) for slot in slots[1:]]
+    for number, tensor in enumerate(tensors):
+        tensor[:] = PIXELS + number
+    inline, shared = parsed(BATCHED, *tensors), parsed(BATCHED, *tensors, slot=slots[1])
+    arena.close()
+
+    assert list(inline.inputs[0].shape) == list(shared.inputs[0].shape) == [3, 32, 32, 3]
+    assert inline.raw_input_contents[0] == np.stack(tensors).tobytes()
+    assert not shared.raw_input_contents
+    parameters = shared.inputs[0].parameters
+    assert parameters["shared_memory_region"].string_param == arena.region
+    assert parameters["shared_memory_offset"].int64_param == PIXELS.nbytes
+    assert parameters["shared_memory_byte_size"].int64_param == 3 * PIXELS.nbytes
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "content"),
+    [("FP32", [2, 6], b""), ("BYTES", [1], b"1234"), ("NONE", [1], b"1")],
+)
+def test_inconsistent_tensor_is_an_invalid_output(datatype: str, shape: list[int], content: bytes) -> None:
+    """For example, Triton's Python backend returns empty tensors with an incompatible numpy."""
+    answer = messages.ModelInferResponse()
+    answer.outputs.add(name="output0", datatype=datatype, shape=shape)
+    answer.raw_output_contents.append(content)
+    with pytest.raises(InvalidModelOutput, match="output0"):
+        read_response(answer)
+
+
+def test_result_of_a_batch_is_split_by_image() -> None:
+    boxes = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
+    parts = InferResult({"boxes": boxes}, "7").split(BATCHED, 3)
+    for index, part in enumerate(parts):
+        assert (part.version, part.outputs["boxes"].tolist()) == ("7", boxes[index : index + 1].tolist())
+
+    result = InferResult({"count": np.array(5)}, "1")  # of a model without a batch dimension
+    assert result.split(SPEC, 1) == [result]
+    for shape in ((), (2, 4), (4, 4)):  # of another number of images
+        with pytest.raises(InvalidModelOutput, match=r"tiny returned boxes of shape .* for a batch of 3"):
+            InferResult({"boxes": np.zeros(shape)}, "1").split(BATCHED, 3)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        ("UNAVAILABLE", "Request timeout expired", DeadlinePassed),
+        ("UNAVAILABLE", "Exceeds maximum queue size", Overloaded),
+        ("UNAVAILABLE", "Server is stopping, scheduler for model has stopped", Draining),
+        ("UNAVAILABLE", "Request for unknown model: 'tiny' has no available versions", ModelNotReady),
+        ("UNAVAILABLE", "This protocol is restricted, expecting header 'nereid'", InferenceFailed),
+        ("UNAVAILABLE", "failed to connect to all addresses; last error: connection refused", Unreachable),
+        ("UNAVAILABLE", "DNS resolution failed for triton:8001", Unreachable),
+        ("UNAVAILABLE", "Socket closed", Disconnected),
+        ("RESOURCE_EXHAUSTED", "not enough memory", Overloaded),
+        ("INTERNAL", "Failed to increase the shared memory pool size for key 'nereid'", Overloaded),
+        ("INTERNAL", "Stub process 'tiny_0_0' is not healthy.", ModelDied),
+        ("INTERNAL", "Received RST_STREAM with error code 2", Disconnected),
+        ("INTERNAL", "onnx runtime error 1", ModelFailed),
+        ("NOT_FOUND", "Request for unknown model: 'tiny' is not found", UnknownModel),
+        ("NOT_FOUND", "Unable to find shared memory region: 'nereid-1-0'", UnknownRegion),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", Unanswered),
+        ("CANCELLED", "RPC ended", TritonUnavailable),
+        ("INVALID_ARGUMENT", "unexpected shape for input", InferenceFailed),
+        ("UNIMPLEMENTED", "Received http2 header with status: 404", Refused),
+        ("UNKNOWN", "/opt/secret/path", Refused),
+    ],
+)
+async def test_status_and_message_of_a_refusal_determine_the_error(
+    fake_triton: tuple[FakeTriton, TritonClient], status: str, text: str, expected: type[GatewayError]
+) -> None:
+    """The status alone is ambiguous. The caller never sees the message, and may retry whatever is unavailable."""
+    fake, client = fake_triton
+    fake.refusal = grpc.StatusCode[status], text
+    with pytest.raises(GatewayError) as caught:
+        await client.infer(SPEC, [np.zeros(SPEC.image_shape, np.uint8)], timeout_seconds=5)
+
+    error = caught.value
+    assert type(error) is expected
+    assert text not in error.detail
+    assert own_message(error) == text
+    if isinstance(error, TritonUnavailable):
+        assert (error.status, error.code, error.retry_after_seconds) == (503, "triton_unavailable", 1)
+    assert isinstance(error.__cause__, grpc.RpcError)
+    asked = type(from_query_error(error.__cause__))
+    assert asked is (NoReply if issubclass(expected, DeadlinePassed) else expected)
+
+
+OURS, THEIRS = trustme.CA(), trustme.CA()
+HOST, NAME = "127.0.0.1", "gpu.example.org"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The certificate of our CA, and a client certificate of it."""
+    (tmp_path / "ca.crt").write_bytes(OURS.cert_pem.bytes())
+    issue(OURS, tmp_path)
+    return tmp_path
+
+
+def issue(authority: trustme.CA, folder: Path) -> None:
+    issued = authority.issue_cert("own.example.org")
+    (folder / "tls.crt").write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+    (folder / "tls.key").write_bytes(issued.private_key_pem.bytes())
+
+
+def server_tls(authority: trustme.CA, host: str = HOST, clients: trustme.CA | None = None) -> grpc.ServerCredentials:
+    """Make the credentials of a server; with `clients`, it requires a certificate of that CA."""
+    issued = authority.issue_cert(host)
+    pair = issued.private_key_pem.bytes(), b"".join(pem.bytes() for pem in issued.cert_chain_pems)
+    return grpc.ssl_server_credentials([pair], clients and clients.cert_pem.bytes(), require_client_auth=clients is not None)
+
+
+async def answers(client: TritonClient) -> bool:
+    try:
+        return await client.read_server() == ServerInfo("2.51.0")
+    except TritonUnavailable:
+        return False
+    finally:
         await client.close()
+
+
+@pytest.mark.parametrize(
+    ("authority", "named", "is_called"),
+    [
+        (OURS, HOST, True),
+        (THEIRS, HOST, False),
+        (OURS, NAME, False),
+        (None, HOST, False),
+    ],
+    ids=["ours", "another CA", "another host", "server without TLS"],
+)
+async def test_triton_is_called_if_our_authority_certifies_its_host(
+    folder: Path, authority: trustme.CA | None, named: str, *, is_called: bool
+) -> None:
+    fake = FakeTriton()
+    async with serving(fake, tls=authority and server_tls(authority, named)) as port:
+        assert await answers(TritonClient(f"{HOST}:{port}", credentials=load(str(folder)))) is is_called
+    assert bool(fake.server_reads) is is_called
+
+
+@pytest.mark.parametrize(("named", "is_called"), [(NAME, True), ("other.example.org", False)])
+async def test_resolved_name_is_the_one_that_must_be_certified(folder: Path, named: str, *, is_called: bool) -> None:
+    """The certificate does not contain the name's IP addresses."""
+    async with serving(FakeTriton(), tls=server_tls(OURS, named)) as port:
+        credentials = load(str(folder))
+        assert await answers(TritonClient(f"{HOST}:{port}", credentials=credentials, host=NAME)) is is_called
+        assert await answers(TritonClient(f"{NAME}:{port}", credentials=credentials, ips=[HOST])) is is_called
+
+
+async def test_certificate_is_shown_to_a_triton_that_asks(folder: Path) -> None:
+    async with serving(FakeTriton(), tls=server_tls(OURS, clients=OURS)) as port:
+        settings = Settings(
+            model="tiny",
+            model_repository=str(folder),
+            transport="inline",
+            log_level="error",
+            triton_endpoints=f"{HOST}:{port}",
+            triton_tls_folder=str(folder),
+        )
+        async with started(create_app(settings)) as client:
+            models = json(await client.get("/models"))["models"]
+            assert [model["name"] for model in models if model["state"] != "not_pulled"] == ["a", "b", "c"]
+        issue(THEIRS, folder)
+        assert not await answers(TritonClient(f"{HOST}:{port}", credentials=load(str(folder))))
+
+
+OTHER = OURS.issue_cert("own.example.org").private_key_pem.bytes()
+ENCRYPTED = load_pem_private_key(OTHER, None).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("ca.crt", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", " is not a certificate in PEM"),
+        ("tls.crt", b"no certificate\n", " is not a certificate in PEM"),
+        ("tls.key", None, ": No such file or directory"),
+        ("tls.key", b"a secret that is no key\n", " is not a private key in PEM"),
+        ("tls.key", OTHER, " is not the key of {}/tls.crt"),
+        ("tls.key", ENCRYPTED, " is encrypted; a key without a passphrase is needed"),
+    ],
+)
+def test_file_that_is_not_valid_is_named_without_its_content(folder: Path, name: str, content: bytes | None, message: str) -> None:
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+
+    with pytest.raises(CredentialsError) as caught:
+        load(str(folder))
+    assert str(caught.value) == f"{folder / name}{message.format(folder)}"

@@ -1,26 +1,30 @@
-"""A pool of several Tritons, which have different models."""
+"""A pool of several Tritons, which have different models: who is in it, and who is chosen."""
 
 import asyncio
 import random
+import socket
 from collections import Counter
+from collections.abc import AsyncIterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
-import msgspec
 import pytest
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion
 from app.model.spec import ModelSpec
 from app.triton import client as client_module
+from app.triton import membership as membership_module
 from app.triton.backend import TritonBackend
+from app.triton.client import TritonClient
+from app.triton.membership import Membership, Target, resolve
 from app.triton.model_on_server import ModelOnServer
 from app.triton.pool import TritonPool, choose
 from app.triton.transport import Transport
 from tests.fakes.clock import Clock
-from tests.fakes.triton import CONFIG, SPEC, config_with
-from tests.support import eventually, in_cycles
+from tests.fakes.triton import SPEC, FakeTriton, serving
+from tests.support import TABLE, eventually, in_cycles
 from tests.triton.conftest import Two
 
 Refusal = tuple[grpc.StatusCode, str]
@@ -58,11 +62,8 @@ def open_circuit(server: TritonBackend) -> None:
     server.model("tiny").circuit = circuit
 
 
-@pytest.mark.parametrize("has_it", [0, 1])
-async def test_model_that_a_triton_has_is_found_there_and_looked_for_elsewhere(
-    two: Two, has_it: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch, "app.triton.backend", "app.triton.specs")
+async def test_model_that_a_triton_has_is_found_there_and_looked_for_elsewhere(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, has_it = Clock(monkeypatch, "app.triton.backend", "app.triton.specs"), 1
     fake, other = two.fakes[has_it], two.fakes[1 - has_it]
     other.model_refusal = NO_MODEL
     spec = await two.pool.spec("tiny")
@@ -93,21 +94,12 @@ async def test_model_that_a_triton_has_is_found_there_and_looked_for_elsewhere(
     await eventually(lambda: two.servers[has_it].specs.has("tiny"))
 
 
-async def test_triton_that_hangs_delays_nothing(two: Two) -> None:
-    two.fakes[0].may_tell.clear()
-    assert await two.pool.spec("tiny") == SPEC
-    assert await two.pool.is_ready("tiny")
-    assert found_at(two) == {1}
-    two.fakes[0].may_tell.set()
-
-
 @pytest.mark.parametrize(
     ("refusals", "error"),
     [
         ((NO_MODEL, NO_MODEL), UnknownModel),
         ((NO_MODEL, None), UnknownVersion),
-        ((NO_MODEL, DOWN), TritonUnavailable),  # the other Triton may have the model
-        ((DOWN, NO_MODEL), TritonUnavailable),
+        ((DOWN, NO_MODEL), TritonUnavailable),  # the other Triton may have the model
         ((DOWN, NOT_LOADED), ModelNotReady),
     ],
 )
@@ -121,29 +113,6 @@ async def test_error_that_says_most_is_raised(two: Two, refusals: tuple[Refusal 
         await asyncio.sleep(0)
 
     assert kept == []
-
-
-async def test_without_a_triton_nothing_is_found() -> None:
-    pool = TritonPool(Transport("inline"))
-    for question in (pool.spec("tiny"), pool.list_models()):
-        with pytest.raises(TritonUnavailable, match="no Triton is known"):
-            await question
-    assert not await pool.is_ready("tiny")
-    assert pool.find(SPEC, one_call) is None
-
-
-async def test_model_that_differs_is_used_only_while_the_first_does_not_run(two: Two) -> None:
-    two.fakes[1].config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}]}
-    await ask_both(two)
-    specs = [server.specs.known(SPEC) for server in two.servers]
-    assert two.pool.cached("tiny") is specs[0]
-    assert found_at(two, specs[0]) == {0}
-    open_circuit(two.servers[0])
-    assert two.pool.cached("tiny") is specs[1]
-    assert found_at(two, specs[1]) == {1}
-    open_circuit(two.servers[1])
-
-    assert two.pool.cached("tiny") is specs[0]
 
 
 async def test_triton_whose_circuit_is_open_gets_no_calls_and_no_retries(two: Two) -> None:
@@ -166,75 +135,16 @@ async def test_triton_whose_circuit_is_open_gets_no_calls_and_no_retries(two: Tw
     assert found_at(two) == {0}
 
 
-async def test_versions_and_instances_may_differ_between_tritons(two: Two) -> None:
-    more = {"max_batch_size": 0, "instance_group": [{"count": 3, "kind": "KIND_CPU"}]}
-    two.fakes[1].model_versions, two.fakes[1].config = ["1", "2"], {**CONFIG, **more}
-    for server in two.servers:
-        for model in ("tiny:1", "tiny:2"):
-            await server.look_for(model)
-    one, newer = await two.pool.spec("tiny:1"), await two.pool.spec("tiny:2")
-    assert found_at(two, newer) == {1}
-    assert [two.pool.parallel_images(spec) for spec in (one, newer)] == [4, 3]
-    for server in two.servers:
-        server.model("tiny:1").begin(1)
-    found = two.pool.find(one, lambda spec: spec.instances)
-    assert found is not None
-    assert found.server is two.servers[1]
-
-
-async def test_changed_models_are_read_again(two: Two) -> None:
-    """The default version is not known while Tritons differ."""
-    assert two.pool.default("tiny") is None
-    await ask_both(two)
-    for fake in two.fakes:
-        fake.config = config_with(labels="cat,dog")
-    two.pool.read_again()
-    assert two.pool.default("tiny") == SPEC
-    await eventually(lambda: all(server.specs.cached("tiny") != SPEC for server in two.servers))
-    two.fakes[0].model_versions = ["1", "2"]
-    two.pool.read_again()
-    await eventually(lambda: two.pool.default("tiny") is None)
-
-
-async def test_models_of_all_tritons_are_listed(two: Two) -> None:
-    two.fakes[0].index = [
-        ("a", "1", "READY", ""),
-        ("a", "2", "UNAVAILABLE", "unloaded"),
-        ("b", "1", "UNAVAILABLE", "no\tweights\nAt"),
-    ]
-    two.fakes[1].index = [("a", "3", "READY", ""), ("d", "1", "UNAVAILABLE", ""), ("d", "2", "READY", ""), ("c", "", "", "")]
-    listed = await two.pool.list_models()
-    states = {name: (state.is_ready, state.reason) for name, state in listed.items()}
-    assert states == {"a": (True, ""), "b": (False, "no weights"), "c": (False, ""), "d": (True, "")}
-    assert listed["a"].versions == {"1", "3"}
-    two.fakes[0].query_refusal = DOWN
-    assert (await two.pool.list_models()).keys() == {"a", "c", "d"}
-    two.fakes[1].query_refusal = DOWN
-    with pytest.raises(TritonUnavailable):
-        await two.pool.list_models()
-
-
-async def test_only_triton_is_used_whatever_is_known_of_it(two: Two) -> None:
-    (server,) = two.pool.servers[:] = two.servers[:1]
-    open_circuit(server)
-    assert two.pool.find(msgspec.structs.replace(SPEC, name="other"), one_call) is server.model("other")
-    assert not two.pool.is_usable("tiny")
-    assert two.pool.parallel_images(SPEC) == SPEC.parallel_images
-
-
 NEW, FAILS_AT_ONCE = 0.0, -1.0
 
 
 @pytest.mark.parametrize(
     ("candidates", "shares"),
     [
-        ([(3, NEW), (2, NEW)], [0, 1]),
         ([(3, 100), (2, 100)], [0, 1]),
         ([(3, 1000), (2, NEW)], [0, 1]),
         ([(9, 100), (2, 20)], [1, 0]),  # a slower one may have fewer images
-        ([(15, 100), (2, 20)], [0, 1]),
         ([(0, 90), (0, 10)], [0.9, 0.1]),  # the slower one may have become faster
-        ([(0, NEW), (0, NEW)], [0.5, 0.5]),
         ([(0, FAILS_AT_ONCE), (4, 100)], [0, 1]),
         ([(0, NEW), (1, NEW), (2, NEW), (3, NEW)], [1 / 2, 1 / 3, 1 / 6, 0]),  # not all workers choose the same one
     ],
@@ -257,3 +167,103 @@ def test_triton_that_would_finish_first_is_chosen(
     chosen = Counter(made.index(choose(made)) for _ in range(2000))
 
     assert [chosen[index] / 2000 for index in range(len(made))] == pytest.approx(shares, abs=0.05)
+
+
+class Names(dict[str, list[str]]):
+    """Replaces the system's resolver: IP addresses by name."""
+
+    asked = 0
+
+    def __call__(self, host: str, port: int, *_: object, **__: object) -> list[Any]:
+        self.asked += 1
+        if host not in self:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self[host]]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    names = Names()
+    monkeypatch.setattr(socket, "getaddrinfo", names)
+    return names
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[TritonPool]:
+    made = TritonPool(Transport("inline"))
+    yield made
+    await made.close()
+
+
+def connect(target: Target) -> TritonBackend:
+    return TritonBackend(TritonClient(target.address, host=target.host, ips=target.ips), TABLE)
+
+
+def addresses(pool: TritonPool) -> list[str]:
+    return [server.address for server in pool.servers]
+
+
+@pytest.mark.parametrize(
+    ("address", "targets"),
+    [
+        ("192.0.2.1:8001", [Target("192.0.2.1:8001")]),
+        ("[2001:db8::7]:8001", [Target("[2001:db8::7]:8001")]),
+        ("unix:/run/triton", [Target("unix:/run/triton")]),
+        ("gpu:8001", [Target("gpu:8001", ips=("2001:db8::7", "192.0.2.2", "192.0.2.1"))]),  # in the resolver's order
+        ("dns:///gpu:8001", [Target(f"{ip}:8001", "gpu") for ip in ("192.0.2.1", "192.0.2.2", "[2001:db8::7]")]),
+    ],
+)
+async def test_address_is_one_triton_or_as_many_as_its_name_has(names: Names, address: str, targets: list[Target]) -> None:
+    names["gpu"] = ["2001:db8::7", "192.0.2.2", "192.0.2.1", "2001:db8::7"]
+
+    assert await resolve(address) == targets
+    assert names.asked == ("gpu" in address)
+
+
+async def test_name_that_has_moved_is_followed(names: Names, pool: TritonPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resolver that fails takes no Triton away. While one cannot be reached, names are resolved sooner."""
+    clock = Clock(monkeypatch, "app.triton.membership")
+    monkeypatch.setattr(membership_module, "_SOON_SECONDS", 0.01)
+    async with serving(FakeTriton()) as port:
+        running = asyncio.create_task(Membership(pool, [f"gpu:{port}"], connect).run())
+        names["gpu"] = ["127.0.0.9"]
+        await eventually(lambda: addresses(pool) == [f"gpu:{port}"])
+        del names["gpu"]
+        asked = names.asked
+        await eventually(lambda: names.asked > asked + 2)
+        assert addresses(pool) == [f"gpu:{port}"]
+        names["gpu"] = ["::1", "127.0.0.1"]  # the first one that answers is used
+
+        await eventually(lambda: pool.servers[0].client.server is not None)
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            asked = names.asked
+            await asyncio.sleep(0.1)
+            assert names.asked == asked
+            clock.now += 5
+            await eventually(lambda asked=asked: names.asked > asked)  # type: ignore[misc]
+        running.cancel()
+    await Membership(pool, ["192.0.2.9:8001"], connect).run()  # has nothing to resolve
+
+
+async def test_tritons_come_and_go_with_the_addresses_of_a_name_once_their_calls_have_ended(names: Names, pool: TritonPool) -> None:
+    names["gpus"] = ["192.0.2.1", "192.0.2.2"]
+    membership = Membership(pool, ["192.0.2.9:8001", "dns:///gpus:8001", "192.0.2.1:8001"], connect)
+    await membership.refresh()
+    assert addresses(pool) == ["192.0.2.9:8001", "192.0.2.1:8001", "192.0.2.2:8001"]
+    stays, _, gone = pool.servers
+    served = gone.model("tiny")
+    served.begin(2)
+    names["gpus"] = ["192.0.2.3"]
+    await membership.refresh()
+    await pool.refresh()
+    assert addresses(pool) == ["192.0.2.9:8001", "192.0.2.1:8001", "192.0.2.3:8001"]
+    assert pool.servers[0] is stays
+    assert pool.leaving == [gone]
+    found = pool.find(SPEC, lambda _: 1)
+    assert found is not None
+    assert found.server in pool.servers
+    served.images = 0
+    await pool.refresh()
+
+    assert pool.leaving == []

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion, UnsupportedModel
+from app.errors import GatewayError, ModelNotReady, UnknownVersion, UnsupportedModel
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from tests.fakes.clock import Clock
@@ -17,11 +17,9 @@ from tests.support import eventually
 Fake = tuple[FakeTriton, TritonClient]
 Refusal = tuple[grpc.StatusCode, str] | None
 Error = type[GatewayError]
-Index = list[tuple[str, str, str, str]] | None
 NOT_FOUND = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
 NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
 DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect"
-INDEX = [("b", "1", "UNAVAILABLE", "no weights"), ("a", "1", "READY", "")]
 
 
 @pytest.fixture
@@ -118,55 +116,3 @@ async def test_model_that_has_gone_is_forgotten_by_the_refresh(  # noqa: PLR0913
     fake.config, fake.query_refusal = CONFIG, None
     clock.now += 1
     assert (await cache.get("tiny")).name == "tiny"
-
-
-@pytest.mark.parametrize(
-    ("index", "had", "model", "expected"),
-    [
-        (INDEX, "", "b", ModelNotReady),
-        (INDEX, "", "d", UnknownModel),
-        ([], "b", "b", UnknownModel),  # it was removed
-        (None, "b", "b", ModelNotReady),  # Triton may restrict its repository
-        (None, "", "b", UnknownModel),
-    ],
-)
-async def test_model_that_is_not_found_is_unknown_unless_the_repository_has_it(  # noqa: PLR0913, PLR0917 - a table
-    fake_triton: Fake, cache: SpecCache, index: Index, had: str, model: str, expected: Error
-) -> None:
-    fake, _ = fake_triton
-    if had:
-        await cache.get(had)
-        cache.forget(had)
-    fake.model_refusal, fake.index = NOT_FOUND, index or []
-    fake.query_refusal = NOT_FOUND if index is None else None
-    with pytest.raises(expected) as caught:
-        await cache.get(model)
-    assert getattr(caught.value, "models", []) == (["a"] if model == "d" else [])
-
-
-async def test_absent_model_is_asked_for_once_a_second_and_other_errors_are_not_kept(
-    fake_triton: Fake, cache: SpecCache, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.triton.specs._MAX_ABSENT", 3)
-    fake, _ = fake_triton
-    fake.model_refusal = NOT_FOUND
-    for reads in (1, 2):
-        for _ in range(20):
-            with pytest.raises(UnknownModel):
-                await cache.get("k")
-        assert fake.config_reads == reads
-        clock.now += 1
-    for name in ("k", "l", "m", "n", "k"):
-        with pytest.raises(UnknownModel):
-            await cache.get(name)
-    assert fake.config_reads == 7
-    fake.model_refusal, fake.query_refusal = None, DOWN
-    for _ in range(2):
-        with pytest.raises(TritonUnavailable):
-            await cache.get("tiny")
-    assert fake.config_reads == 9
-    fake.query_refusal = None
-    for _ in range(20):
-        with pytest.raises(UnknownVersion):
-            await cache.get("tiny:9")
-    assert fake.config_reads == 10

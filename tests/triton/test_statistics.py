@@ -1,4 +1,4 @@
-"""Triton's statistics of its models, and values derived from them."""
+"""Triton's statistics of its models."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,6 @@ from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.statistics import read_statistics
 from tests.fakes.triton import FakeTriton
-
-SECONDS = 5.0
 
 
 def add_version(fake: FakeTriton, name: str, version: str, *counters: int) -> None:
@@ -25,12 +23,12 @@ async def test_real_triton_counts_images_and_batches(settings: Settings, triton:
     assert triton.poll() is None
     client = TritonClient(settings.triton_address)
     spec = from_triton_config(*await client.read_config("six_columns"))
-    before = await read_statistics(client, SECONDS)
+    before = await read_statistics(client, 5)
     for images in (3, 1, 1):
         await client.infer(spec, list(np.zeros((images, *spec.image_shape), np.float32)), timeout_seconds=30)
-    after = await read_statistics(client, SECONDS)
+    after = await read_statistics(client, 5)
     while after["six_columns", "1"].inferences < before["six_columns", "1"].inferences + 5:  # Triton counts after it has answered
-        after = await read_statistics(client, SECONDS)
+        after = await read_statistics(client, 5)
     await client.close()
     done = after["six_columns", "1"].since(before["six_columns", "1"])
 

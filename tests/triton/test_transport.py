@@ -1,34 +1,30 @@
-"""Tensors in shared memory, and inline where shared memory is not available."""
+"""Tensors in shared memory, whose files leave nothing behind, and inline where shared memory is not available."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from io import BytesIO
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
-import httpx
 import msgspec
 import numpy as np
 import pytest
-from PIL import Image
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
 
 from app.main import create_app
-from app.resilience.lease import Lease
 from app.settings.schema import Settings
-from app.triton import regions as regions_module
 from app.triton import shared_memory
-from app.triton import transport as transport_module
 from app.triton.client import TritonClient
-from app.triton.shared_memory import MAX_ARENA_BYTES, SHM, SLOTS, Arena
-from app.triton.transport import Mode, Transport
-from tests.fakes import models
-from tests.fakes.clock import Clock
+from app.triton.shared_memory import Arena, Slot
+from app.triton.transport import Mode
 from tests.fakes.triton import FakeTriton
+from tests.machines import Machine, check
 from tests.support import (
     NEEDS_BYTES,
+    ROOT,
     SCENE,
-    captured_log,
     json,
     own_arenas,
     started,
@@ -36,143 +32,25 @@ from tests.support import (
     transport_to,
 )
 
-Fake = tuple[FakeTriton, TritonClient]
-
-NBYTES = 4096
+IMAGE_BYTES = 4096
 
 
-async def prepared(transport: Transport, nbytes: int = NBYTES, idle_seconds: float = 0) -> Arena | None:
-    """Prepare a size; return its arena, last used this long ago, or None if tensors go inline."""
-    await transport.prepare(nbytes)
-    slot = transport.take(nbytes, nbytes)
-    if slot is None:
-        return None
-    slot.free()
-    slot.arena.used_at -= idle_seconds
-    return slot.arena
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch, *(f"app.triton.{name}" for name in ("transport", "regions", "shared_memory")))
-
-
-@pytest.fixture
-async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
-    """A transport to the fake Triton, in the mode `auto`."""
-    made = transport_to(fake_triton[1])
-    yield made
-    await made.close()
-
-
-async def test_requests_of_one_size_share_an_arena_and_larger_ones_go_inline(fake_triton: Fake, transport: Transport) -> None:
-    await asyncio.gather(*(transport.prepare(NBYTES) for _ in range(20)))
-    assert not transport.is_prepared(2 * NBYTES)
-    assert transport.is_prepared(MAX_ARENA_BYTES + 1)
-    assert await prepared(transport, MAX_ARENA_BYTES + 1) is None
-    with Lease() as lease:
-        small, slot = transport.allocate((10,), np.float32, NBYTES, lease)
-        large, no_slot = transport.allocate((NBYTES // 4 + 1,), np.float32, NBYTES, lease)
-        assert slot is not None
-        assert no_slot is None
-        small[:] = 1
-        assert slot.array((10,), np.float32).tolist() == [1.0] * 10
-        assert large.shape == (NBYTES // 4 + 1,)
-        assert slot.arena.lent_bytes == 40
-
-    assert slot.arena.lent_bytes == 0
-    assert slot.arena.nbytes == SLOTS * NBYTES
-    assert fake_triton[0].regions == {slot.arena.region}
-    assert len(fake_triton[0].registrations) == 1
-
-
-@pytest.mark.usefixtures("clock")
-async def test_new_size_takes_the_place_of_the_least_recently_used(
-    fake_triton: Fake, transport: Transport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transport_module, "MAX_WORKER_BYTES", 2 * SLOTS * NBYTES)
-    recent, old = await prepared(transport, NBYTES - 1, 10), await prepared(transport, NBYTES - 2, 20)
-    new = await prepared(transport, NBYTES - 3)
-    assert recent
-    assert old
-    assert new
-    assert fake_triton[0].regions == {recent.region, new.region}
-    assert not (SHM / old.name).exists()
-
-    new.used_at -= 4  # alternating sizes would create an arena for each request
-    slot = transport.take(NBYTES - 1, NBYTES - 1)
-    recent.used_at -= 60
-    assert await prepared(transport, NBYTES - 4) is None
-    assert transport.is_prepared(NBYTES - 4)
-    assert slot
-    slot.free()
-
-
-@pytest.mark.usefixtures("clock")
-async def test_arenas_that_are_not_used_are_removed_but_for_the_last(fake_triton: Fake, transport: Transport) -> None:
-    lent, old, recent = [await prepared(transport, NBYTES - at, idle) for at, idle in enumerate((300, 70, 50))]
-    assert lent
-    assert old
-    assert recent
-    slot = transport.take(NBYTES, NBYTES)
-    assert slot
-    lent.used_at -= 300
-    await transport.refresh()
-    assert fake_triton[0].regions == {lent.region, recent.region}
-    assert not (SHM / old.name).exists()
-    slot.free()
-    recent.used_at -= 1000
-    lent.used_at -= 3000
-    await transport.refresh()
-    assert fake_triton[0].regions == {recent.region}
-
-
-async def test_triton_unmaps_arenas_whose_files_are_gone(fake_triton: Fake, transport: Transport) -> None:
+async def test_triton_unmaps_arenas_whose_files_are_gone(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
     fake, client = fake_triton
-    living = transport_to(client)
-    arena = await prepared(living)
-    assert arena
+    living, new = transport_to(client), transport_to(client)
+    await living.prepare(IMAGE_BYTES)
+    arenas = fake.regions.copy()
     gone, theirs = {"a": "/nereid-1-0123abcd", "b": "/nereid-99-0123abcd"}, {"c": "/theirs", "d": "theirs"}
     fake.regions |= gone.keys() | theirs.keys()
     fake.keys |= gone | theirs
-    new = await prepared(transport)
-    assert new
+    await new.prepare(IMAGE_BYTES)
 
-    assert fake.regions == {arena.region, new.region, *theirs}
-    await living.close()
-
-
-@pytest.mark.parametrize(
-    ("refusal", "asked"),
-    [(None, 1), ((grpc.StatusCode.UNIMPLEMENTED, "Method not found"), 1), ((grpc.StatusCode.UNAVAILABLE, "failed to connect"), 3)],
-    ids=["other host", "other server", "no answer"],
-)
-async def test_refusal_is_logged_once_and_retried_after_a_while(  # noqa: PLR0913, PLR0917 - a table
-    fake_triton: Fake,
-    transport: Transport,
-    monkeypatch: pytest.MonkeyPatch,
-    clock: Clock,
-    refusal: tuple[grpc.StatusCode, str] | None,
-    asked: int,
-) -> None:
-    """A Triton on another host always refuses arenas, and its files are not visible here. One without an answer has not refused."""
-    fake, _ = fake_triton
-    fake.regions, fake.keys = {"a"}, {"a": "/nereid-1-0123abcd"}
-    log = captured_log(monkeypatch, regions_module)
-    fake.accepts_regions, fake.refusal = False, refusal
-    for _ in range(3):
-        assert await prepared(transport) is None
-    assert len(fake.registrations) == asked
-    assert fake.regions == {"a"}
-    clock.now += 30
-    assert not transport.is_prepared(NBYTES)
-    assert await prepared(transport) is None
-    assert len(fake.registrations) == asked + 1
-    assert [call.method_name for call in log] == (["warning", "debug"] if asked == 1 else [])
-    clock.now += 30
-    fake.accepts_regions, fake.refusal = True, None
-
-    assert await prepared(transport)
+    assert len(arenas) == 1
+    assert len(fake.regions) == 4
+    assert fake.regions > arenas | theirs.keys()
+    assert fake.regions.isdisjoint(gone)
+    for transport in (living, new):
+        await transport.close()
 
 
 REGISTER = TritonClient.register
@@ -205,10 +83,8 @@ async def test_file_travels_through_shared_memory_if_it_fits(settings: Settings)
     ("mode", "cause", "status", "in_use"),
     [
         ("auto", "", 200, "shm"),
-        ("shm", "", 200, "shm"),
         ("inline", "", 200, "inline"),
         ("auto", "full", 200, "inline"),
-        ("shm", "full", 503, "inline"),
         ("auto", "elsewhere", 200, "inline"),
         ("shm", "elsewhere", 503, "inline"),
     ],
@@ -227,16 +103,109 @@ async def test_tensors_go_inline_without_shared_memory_if_they_may(  # noqa: PLR
     assert set(own_arenas()) <= set(before)  # others, which are idle, may have been removed
 
 
-@pytest.mark.usefixtures("triton")
-async def test_more_requests_than_slots_are_answered(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "SLOTS", 2)
-    empty = BytesIO()
-    Image.new("RGB", models.SIZE, "white").save(empty, "BMP")
+NBYTES = 60
 
-    async def count(client: httpx.AsyncClient, image: bytes) -> int:
-        return len(json(await client.post("/predict/six_columns", content=image))["detections"])
 
-    async with started(create_app(settings)) as client:
-        counts = await asyncio.gather(*(count(client, image) for _ in range(15) for image in (SCENE, empty.getvalue())))
+class Parts(Machine):
+    """An arena lends the first room after the last slot, or else the first room, or none."""
 
-    assert counts == [2, 0] * 15
+    def __init__(self) -> None:
+        super().__init__()
+        self.arena = Arena(NBYTES)
+        self.memory = bytearray(NBYTES)
+        """The number of the slot that each byte belongs to; 0 if to none."""
+        self.lent: dict[int, Slot] = {}
+        self.last = self.number = 0
+        """End of the last slot, and its number."""
+        self.is_retired = False
+
+    @rule(nbytes=st.sampled_from([1, 5, 10, 10, 15, 20, 30]))
+    def take(self, nbytes: int) -> None:
+        self.last = self.last if self.lent else 0
+        starts = [*range(self.last, NBYTES - nbytes + 1), *range(NBYTES - nbytes + 1)]
+        free = [start for start in starts if not self.is_retired and not any(self.memory[start : start + nbytes])]
+        slot = self.arena.take(nbytes)
+        assert (slot and slot.offset) == (free[0] if free else None)
+        if slot is not None:
+            self.number = self.number % 255 + 1
+            self.memory[slot.offset : slot.end] = [self.number] * nbytes
+            slot.array((nbytes,), np.uint8)[:] = self.number
+            self.lent[slot.offset], self.last = slot, slot.end
+
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        slot = self.lent.pop(data.draw(st.sampled_from(sorted(self.lent))))
+        self.memory[slot.offset : slot.end] = bytes(slot.end - slot.offset)
+        slot.free()
+
+    @rule(offset=st.integers(-1, NBYTES))
+    def give_back_what_is_not_lent(self, offset: int) -> None:
+        if offset not in self.lent:
+            with pytest.raises(ValueError, match="not in list"):
+                self.arena.give_back(Slot(self.arena, offset, offset + 1))
+
+    @precondition(lambda self: self.number > 5)
+    @rule(is_unconditional=st.booleans())
+    def retire(self, is_unconditional: bool) -> None:  # noqa: FBT001
+        if is_unconditional:
+            self.arena.retire()
+        assert self.arena.retire(only_unused=True) == (not self.lent)
+        self.is_retired = self.is_retired or is_unconditional or not self.lent
+
+    @invariant()
+    def slots_do_not_overlap(self) -> None:
+        for slot in self.lent.values():
+            assert slot.array((slot.end - slot.offset,), np.uint8).tobytes() == self.memory[slot.offset : slot.end]
+        assert self.arena.lent_bytes == NBYTES - self.memory.count(0)
+
+    def finish(self) -> None:
+        self.arena.close()
+
+
+@pytest.mark.parametrize("runs", [40, pytest.param(120, marks=pytest.mark.system)])
+def test_slots_of_an_arena(runs: int) -> None:
+    check(Parts, runs=runs, steps=40)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
+def test_arena_that_does_not_fit_is_an_error_and_leaves_nothing() -> None:
+    """A write to it would end the process."""
+    script = (
+        "from app.triton.shared_memory import *\ntry: Arena(32 << 20)\nexcept OSError as error: print(error.errno, *SHM.iterdir())"
+    )
+    mount = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" -c "$1"'
+    command = ["unshare", "--mount", "sh", "-c", mount, sys.executable, script]
+
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "28\n"
+
+
+@pytest.fixture
+def own_shm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder in place of /dev/shm that no other process sweeps."""
+    monkeypatch.setattr(shared_memory, "SHM", tmp_path)
+    return tmp_path
+
+
+def test_arenas_of_killed_workers_are_swept_and_other_files_left_alone(own_shm: Path) -> None:
+    """Also while a killed worker is a zombie, as without an init process. Any user can create files of any name in /dev/shm."""
+    script = (
+        "import os, sys; from pathlib import Path; from app.triton import shared_memory; shared_memory.SHM = Path(sys.argv[1]);"
+        "print(shared_memory.Arena(4096).name, flush=True); os.kill(os.getpid(), 9)"
+    )
+    alive = Arena(4096)
+    folder, pipe, link = (own_shm / f"nereid-1-{number:08}" for number in range(3))
+    folder.mkdir()
+    os.mkfifo(pipe)
+    link.symlink_to(own_shm / alive.name)
+    other = own_shm / "nereid-notes"
+    other.touch()
+    with subprocess.Popen([sys.executable, "-c", script, own_shm], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        dead = child.stdout.read().strip()  # until it ends; it remains a zombie until the block ends
+        reused = own_shm / f"nereid-{os.getpid()}-00000000"  # as if this process had got the same process id
+        (own_shm / dead).rename(reused)
+        assert shared_memory.sweep() == [reused.name]
+
+    assert set(own_shm.iterdir()) == {own_shm / alive.name, folder, pipe, link, other}
+    alive.close()

@@ -1,9 +1,14 @@
-"""Values in a real Redis: whatever happens to it is a miss."""
+"""Stores: a memory file that all workers of a host share, and a real Redis; whatever happens to them is a miss."""
 
 import asyncio
-import traceback
-from collections.abc import AsyncIterator, Iterator
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,12 +19,151 @@ from structlog.testing import CapturedCall
 
 from app import preflight
 from app.cache import redis_store
-from app.cache.redis_store import MAX_BYTES, PREFIX, RedisStore
+from app.cache.memory import MemoryStore, create, open_file, read_secret_of
+from app.cache.redis_store import RedisStore
 from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings, SettingsError
 from app.telemetry.metrics import Metrics
 from tests.redis_server import RedisServer, redis_server
-from tests.support import captured_log, free_port
+from tests.support import METRICS, ROOT, OpenTable, captured_log, free_port
+
+VARIABLE = "NEREID_INTERNAL_CACHE_FD"
+SIZE = 1 << 16
+
+OpenStore = Callable[..., MemoryStore]
+
+WRITER = """
+import asyncio, random, sys
+from hashlib import sha256
+from app.cache.memory import MemoryStore, open_file
+from app.resilience.worker_table import WorkerTable
+from app.telemetry.metrics import Metrics
+
+async def write():
+    store, draw = MemoryStore(open_file(0), 60, Metrics(WorkerTable(), "0")), random.Random(int(sys.argv[1]))
+    for number in range(int(sys.argv[2])):
+        value = draw.randbytes(draw.randrange(3000))
+        await store.put(sha256(value).digest(), value)
+        if number == 500:
+            print("writing", flush=True)
+
+asyncio.run(write())
+"""
+SEED, VALUES = 3, 2000
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The memory file of a host, which this process has created."""
+    monkeypatch.setenv(VARIABLE, "")  # restored in the end, whatever `create` writes
+    descriptor = create(SIZE)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def open_store(host: int) -> Iterator[OpenStore]:
+    assert host
+    opened: list[MemoryStore] = []
+
+    def open_one(seconds: float = 60, metrics: Metrics = METRICS) -> MemoryStore:
+        opened.append(MemoryStore(open_file(0), seconds, metrics))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        asyncio.run(store.close())
+
+
+def key(number: int) -> bytes:
+    return sha256(b"%d" % number).digest()
+
+
+def value(number: int) -> bytes:
+    return sha256(b"%d" % number).digest() * (1 + number % 60)
+
+
+def run(store: MemoryStore, *numbers: int) -> list[bool]:
+    """Put values; return which of them are there in the end, unchanged."""
+
+    async def put_and_get() -> list[bool]:
+        for number in numbers:
+            await store.put(key(number), value(number))
+        return [await store.get(key(number)) == value(number) for number in numbers]
+
+    return asyncio.run(put_and_get())
+
+
+def get(store: MemoryStore, number: int) -> bytes | None:
+    return asyncio.run(store.get(key(number)))
+
+
+def test_workers_find_what_others_have_put(open_store: OpenStore) -> None:
+    one, other = open_store(), open_store()
+    assert get(other, 1) is None
+    assert run(one, 1, 2) == [True, True]
+
+    assert get(other, 1) == value(1)
+    asyncio.run(other.put(key(1), b"newer"))
+    assert get(one, 1) == b"newer"
+
+
+def test_the_oldest_values_leave(open_store: OpenStore, open_table: OpenTable) -> None:
+    metrics = Metrics(open_table(), "0")
+    store = open_store(metrics=metrics)
+    found = run(store, *range(500))
+    evictions = next(sample.value for sample in metrics.cache_evictions.collect({"api_cache_evictions": [()]}).samples)
+
+    assert 0 < found.count(True) < 200
+    assert all(found[-20:])
+    assert not any(found[:200])
+    assert 0 < evictions <= found.count(False)  # counted once their place in the index is used again
+
+
+@pytest.mark.system
+def test_many_processes_write_at_the_same_time(open_store: OpenStore) -> None:
+    store = open_store()
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, f"{seed}", f"{values}"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            pass_fds=[int(os.environ[VARIABLE])],
+            stdout=subprocess.PIPE,
+        )
+        for seed, values in ((1, 10**9), (2, 10**9), (SEED, VALUES))
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"writing\n"
+    suspended, killed, last = writers
+    suspended.send_signal(signal.SIGSTOP)
+    killed.kill()
+    assert last.wait() == 0
+    suspended.kill()
+    for writer in writers:
+        writer.communicate()
+    draw = random.Random(SEED)  # noqa: S311 - as the writer
+    values = [draw.randbytes(draw.randrange(3000)) for _ in range(VALUES)]
+    found = [asyncio.run(store.get(sha256(each).digest())) for each in values]
+
+    assert all(one in {None, each} for one, each in zip(found, values, strict=True))
+    assert run(store, 1, 2, 3) == [True] * 3
+
+
+def test_the_secret_of_the_settings(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(b"s" * 31)
+    with pytest.raises(ValueError, match="has 31 bytes, and needs at least 32"):
+        read_secret_of(str(file))
+    file.write_bytes(b"s" * 32)
+    one = read_secret_of(str(file))
+    file.write_bytes(b"s" * 33)
+    other = read_secret_of(str(file))
+    file.unlink()
+
+    assert len(one) == 64
+    assert one != other == read_secret_of(str(file))  # a worker that is started meanwhile needs it
+
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 VALUE = bytes(range(256)) * 8
@@ -68,26 +212,6 @@ def counted(metrics: Metrics) -> tuple[int, int]:
     families = {family.name: family.samples for family in metrics.collect()}
     failures, circuits = (families[f"api_cache_{name}"][0].value for name in ("store_failures", "circuit_open"))
     return int(failures), int(circuits)
-
-
-async def test_value_is_kept_for_its_time(server: RedisServer, metrics: Metrics) -> None:
-    async with opened(server.url, metrics) as store, Redis.from_url(server.url) as redis:
-        await store.put(KEY, VALUE)
-
-        assert await store.get(KEY) == VALUE
-        assert await store.get(OTHER) is None
-        assert 0 < await redis.pttl(PREFIX + KEY) <= 60_000
-        assert counted(metrics) == (0, 0)
-
-
-async def test_clear_leaves_what_others_keep_and_says_why_it_fails(server: RedisServer, folder: Path) -> None:
-    async with Redis.from_url(server.url) as redis:
-        await redis.set("other", "kept")
-        await redis.mset({PREFIX + b"%d" % number: b"" for number in range(3000)})  # more than one answer to SCAN
-        await redis_store.clear(server.url)
-        assert await redis.keys() == [b"other"]
-    with pytest.raises(ConnectionError, match=r"none\.sock"):
-        await redis_store.clear(f"unix://{folder}/none.sock")
 
 
 async def test_user_needs_four_commands(server: RedisServer, metrics: Metrics, log: list[CapturedCall]) -> None:
@@ -168,42 +292,6 @@ async def test_answer_that_comes_too_late_or_to_a_caller_who_left_is_nobody_else
         assert counted(metrics) == (is_late, 0)
 
 
-async def test_full_redis_still_answers(folder: Path, metrics: Metrics) -> None:
-    with redis_server(folder, "--maxmemory-policy", "noeviction") as server:
-        async with opened(server.url, metrics) as store, Redis.from_url(server.url) as redis:
-            await store.put(KEY, VALUE)
-            await redis.config_set("maxmemory", 1)
-            for _ in range(9):
-                await store.put(OTHER, VALUE)
-                assert await store.get(OTHER) is None
-                assert await store.get(KEY) == VALUE
-
-        assert counted(metrics) == (9, 0)
-
-
-async def test_few_values_are_under_way_at_a_time(server: RedisServer, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_store, "_SECONDS", 0.02)
-    async with opened(server.url, metrics) as store:
-        with server.stopped():
-            await asyncio.gather(*(store.put(b"%032d" % number, VALUE) for number in range(100)))
-
-    assert counted(metrics) == (16, 0)  # failures at the same time have one cause
-
-
-async def test_value_has_a_greatest_size_and_replaces_a_foreign_one(server: RedisServer, metrics: Metrics) -> None:
-    async with opened(server.url, metrics) as store, Redis.from_url(server.url) as redis:
-        await store.put(KEY, bytes(MAX_BYTES))
-        await store.put(OTHER, bytes(MAX_BYTES + 1))
-        assert await store.get(KEY) == bytes(MAX_BYTES)
-        assert await store.get(OTHER) is None
-        await redis.set(PREFIX + KEY, bytes(MAX_BYTES + 1))
-        assert await store.get(KEY) == bytes(MAX_BYTES)
-        await redis.lpush(PREFIX + OTHER, "stranger")
-        assert await store.get(OTHER) is None
-        await store.put(OTHER, VALUE)
-        assert await store.get(OTHER) == VALUE
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -225,22 +313,6 @@ async def test_garbage_is_a_miss(answer: bytes, folder: Path, metrics: Metrics, 
     ):
         assert await store.get(KEY) is None
         await store.put(KEY, VALUE)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://user:secret@host:port/0",
-        "redis://:secret@host/0?no_such_option=1",
-        "rediss://:secret@host/0?ssl_ca_certs=/no/such/file",
-        "http://:secret@host/",
-    ],
-)
-async def test_url_that_is_not_valid_is_not_shown(url: str, metrics: Metrics) -> None:
-    with pytest.raises(ValueError, match="not a URL of a Redis") as raised:
-        RedisStore(url, 60, metrics)
-
-    assert "secret" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_api_does_not_start_with_such_a_url(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models are loaded at their first request; the least recently used one leaves, never one that is used or a default one."""
+"""Models of a repository: which are loaded once they are added, and which at their first request."""
 
 import asyncio
 import time
@@ -10,17 +10,19 @@ import grpc
 import pytest
 
 from app.errors import ModelNotReady, TritonUnavailable
-from app.resilience.fairness import Caller
 from app.resilience.model_queue import total_key
 from app.resilience.worker_table import WorkerTable
-from app.triton import on_demand
+from app.triton import loading, on_demand
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
+from app.triton.loading import ModelLoader
 from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
+from app.triton.repository import DESCRIPTION, LOCK, REMOVED, removed_models
 from app.triton.transport import Transport
 from tests.fakes.triton import LoadingTriton, serving
-from tests.support import OpenTable, eventually
+from tests.support import TABLE, OpenTable, captured_log, eventually
+from tests.triton.conftest import Two
 
 SECONDS = 30.0
 FAILS = grpc.StatusCode.INTERNAL, "load failed"
@@ -107,17 +109,6 @@ async def test_model_in_use_stays(host: Host) -> None:
     assert host.fake.loaded == {"default", "b", "c"}
 
 
-async def test_request_that_comes_between_keeps_the_model(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model looked unused until it was marked."""
-    worker = host.worker()
-    await host.load(worker, "a", "b")
-    answers = iter([False, True])
-    monkeypatch.setattr(worker, "_is_used", lambda _: next(answers, False))
-    await host.load(worker, "c")
-    assert host.fake.loaded == {"default", "a", "c"}
-    assert worker.has("a")
-
-
 async def test_default_models_and_steps_of_a_loaded_ensemble_stay(host: Host) -> None:
     with pytest.raises(ModelNotReady, match="in use"):
         await host.load(host.worker(limit=1), "a")
@@ -126,50 +117,6 @@ async def test_default_models_and_steps_of_a_loaded_ensemble_stay(host: Host) ->
     (host.repository / "b" / "config.pbtxt").write_text(step, encoding="utf-8")
     await host.load(worker, "a", "b", "c")
     assert host.fake.loaded == {"default", "a", "c"}
-
-
-async def test_default_model_that_triton_has_lost_is_loaded_without_a_request(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example that of a route, which the embedded Triton does not know when it starts again."""
-    monkeypatch.setattr(on_demand, "_KEEP_SECONDS", 0.02)
-    host.fake.index.clear()
-    keeping = asyncio.create_task(host.worker().run())
-    await eventually(lambda: host.fake.loaded == {"default"})
-    keeping.cancel()
-    assert host.fake.told == ["load default"]
-
-
-async def test_loads_run_one_at_a_time_and_workers_take_turns(host: Host) -> None:
-    one, other = host.worker(limit=9), host.worker(limit=9)
-    host.fake.may_load.clear()
-    asking = [asyncio.create_task(one.load(name, SECONDS)) for name in "aabcd"]
-    await eventually(lambda: len(host.fake.told) == 1)
-    asking.append(asyncio.create_task(other.load("e", SECONDS)))
-    await asyncio.sleep(0.1)
-    assert len(host.fake.told) == 1
-    host.fake.may_load.set()
-    await asyncio.gather(*asking)
-    await other.load("a", SECONDS)
-
-    assert sorted(host.fake.told) == [f"load {name}" for name in "abcde"]
-    assert host.fake.told[-1] != "load e"
-
-
-async def test_many_loads_are_refused_but_for_another_caller(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_demand, "_MAX_LOADS", 2)
-    worker = host.worker(limit=9)
-    host.fake.may_load.clear()
-    asking = [asyncio.create_task(worker.load(name, SECONDS)) for name in "abc"]
-    await eventually(lambda: any(task.done() for task in asking))
-    asking.append(asyncio.create_task(worker.load("d", SECONDS, Caller("another"))))
-    table = host.tables[0]
-    await eventually(lambda: asking[-1].done() or table.total(table.column("loads of models")) == 3)
-    host.fake.may_load.set()
-    results = await asyncio.gather(*asking, return_exceptions=True)
-    assert [str(result) for result in results if result] == ["too many models are being loaded"]
-    assert "load d" in host.fake.told
-
-    monkeypatch.setattr(on_demand, "_MAX_LOADS", 1)  # all places were given back
-    await host.load(worker, "c", "e")
 
 
 async def test_failed_load_is_not_repeated_at_once_and_takes_no_place(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,15 +140,6 @@ async def test_failed_load_is_not_repeated_at_once_and_takes_no_place(host: Host
             await other.load("c", SECONDS)
         host.skip(6)
     assert host.fake.told == ["load a", "load b", "unload a", "load c", "load c", "load d", "unload b", "load c"]
-
-
-async def test_model_that_is_being_loaded_takes_a_place(host: Host) -> None:
-    """Its worker was killed, or has not waited until the end."""
-    worker = host.worker()
-    await host.load(worker, "a")
-    host.fake.index.append(("e", "1", "LOADING", ""))
-    await host.load(worker, "b")
-    assert host.fake.told == ["load a", "unload a", "load b"]
 
 
 async def test_only_models_of_the_repository_are_loaded(host: Host) -> None:
@@ -229,12 +167,49 @@ async def test_killed_worker_leaves_no_mark(host: Host) -> None:
     assert worker.has("a")
 
 
-async def test_closing_stops_waiting(host: Host) -> None:
-    worker = host.worker()
-    host.fake.may_load.clear()
-    waiting = asyncio.create_task(worker.load("a", SECONDS))
-    await eventually(lambda: host.fake.told == ["load a"])
-    worker.close()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert host.tables[0].try_lock()
+STOPPING = grpc.StatusCode.UNAVAILABLE, "it is being stopped"
+
+
+@pytest.fixture
+async def loader(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
+    """Two Tritons, which a worker tells to load the models in a folder."""
+    monkeypatch.setattr(loading, "_INTERVAL_SECONDS", 0.01)
+    task = asyncio.create_task(ModelLoader(two.pool, tmp_path).run(TABLE))
+    yield two
+    task.cancel()
+
+
+def put(repository: Path, *models: str) -> None:
+    gone = {path.parent.name for path in repository.glob(f"*/{DESCRIPTION}")} - {*models}
+    for model in gone:
+        (repository / model / DESCRIPTION).unlink()
+    (repository / REMOVED).write_text("\n".join({*removed_models(repository), *gone}), encoding="utf-8")
+    for model in models:
+        (repository / model).mkdir(exist_ok=True)
+        (repository / model / DESCRIPTION).touch()
+    (repository / LOCK).touch()
+
+
+async def all_told(two: Two, *told: str) -> None:
+    await eventually(lambda: all(fake.told[-len(told) :] == [*told] for fake in two.fakes))
+
+
+async def test_models_are_loaded_and_unloaded_and_a_failure_is_told_once(
+    loader: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = captured_log(monkeypatch, loading)
+    loader.fakes[0].load_refusal = STOPPING
+    put(tmp_path, "doors", "gates")
+    await all_told(loader, "load doors", "load gates")
+    count = len(loader.fakes[0].told)
+    await asyncio.sleep(0.1)
+    assert len(loader.fakes[0].told) == count
+    assert [(line.kwargs["triton"], line.kwargs["model"]) for line in log] == [
+        (loader.fakes[0].url, "doors"),
+        (loader.fakes[0].url, "gates"),
+    ]
+    put(tmp_path, "gates")
+    await all_told(loader, "unload doors", "load gates")
+    await asyncio.to_thread(tmp_path.rename, tmp_path.with_name("unmounted"))  # it cannot be read, which changes nothing
+    await asyncio.sleep(0.1)
+    await all_told(loader, "unload doors", "load gates")

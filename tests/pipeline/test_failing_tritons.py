@@ -1,0 +1,160 @@
+"""Tritons that fail, hang or fall silent: what opens the circuit of a model, and what a probe asks."""
+
+import asyncio
+import struct
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
+from app.model.spec import from_triton_config
+from app.pipeline.probe import run_probe
+from app.triton.client import TritonClient
+from app.triton.silence import Silence
+from app.triton.status import Draining
+from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
+from tests.pipeline import refusals
+from tests.pipeline.conftest import fail, is_closed
+from tests.pipeline.refusals import Refusal
+from tests.support import eventually
+from tests.world import HANG_SECONDS, World
+
+pytestmark = pytest.mark.world(mode="inline")
+SHARED = pytest.mark.world(mode="auto")
+HEARD = pytest.mark.usefixtures("heard")
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton does not count as silent, however late a busy machine lets it answer."""
+    monkeypatch.setattr(Silence, "ask", lambda *_: None)
+
+
+async def test_failures_open_the_circuit_until_a_probe_is_answered(world: World) -> None:
+    await fail(world, 4)
+    assert is_closed(world)
+    world.fake.refusal = refusals.STOPPING
+    await fail(world, 1)
+    assert not is_closed(world)
+    assert is_closed(world, "other")
+    asked = len(world.fake.requests)
+    for probes in (1, 2):
+        await world.time.skip(1)
+        await eventually(lambda probes=probes: len(world.fake.requests) >= asked + probes)  # type: ignore[misc]
+    assert not is_closed(world)
+    world.fake.refusal = None
+
+    await eventually(lambda: is_closed(world))
+    assert {request.id for request in world.fake.requests[asked:]} == {"probe"}
+
+
+@HEARD
+@pytest.mark.parametrize(
+    ("how", "opens"),
+    [
+        ("missed deadlines", True),
+        ("callers leave", True),
+        ("fills the limit", True),
+        ("other image answered", False),
+        ("answered late", False),
+    ],
+)
+async def test_inferences_that_hang_open_the_circuit_unless_triton_answers_others(world: World, how: str, *, opens: bool) -> None:
+    images = 5
+    if how == "fills the limit":  # no more requests would be admitted
+        await world.infer()
+        world.queue.limit, images = 2.0, 2
+    world.hold()
+    world.fake.held = {"hang", "probe"}
+    if how == "callers leave":
+        await world.leave(await world.start(images, request_id="hang"))
+    else:
+        await world.give_up(images, request_id="hang")
+    assert is_closed(world)
+    if how == "answered late":
+        await world.settle()
+    elif how == "other image answered":
+        await world.infer()
+    await world.time.skip(HANG_SECONDS)
+    assert is_closed(world) is not opens
+    assert world.fake.cancelled == 0
+    world.let_answer()
+
+    await eventually(lambda: is_closed(world))
+
+
+@pytest.mark.parametrize("version", [pytest.param("2.51.0", marks=SHARED), "2.59.1"])
+async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(world: World, version: str) -> None:
+    await world.set_version(version)
+    await world.infer()
+    with await world.admit():
+        limit = world.queue.limit
+    world.hold()
+    world.fake.may_tell.clear()
+    asked = world.fake.server_reads
+    asking = await world.start(4, 20)
+    await world.time.skip(1)
+    await eventually(lambda: world.fake.server_reads > asked)
+    assert not world.pool.is_silent("tiny")
+    await world.time.skip(20)
+    await asyncio.gather(*asking, return_exceptions=True)
+    assert is_closed(world)
+    assert world.pool.is_silent("tiny")
+    await world.give_up(1, 1)
+    assert not is_closed(world)
+    world.let_answer()
+
+    await eventually(lambda: is_closed(world) and not world.server.silence.missed)
+    await world.settle()
+    assert world.queue.limit == limit  # what waited for Triton is no measure of its speed
+    await world.infer()
+
+
+Fake = tuple[FakeTriton, TritonClient]
+
+
+async def test_model_of_files_gets_a_file(fake_triton: Fake) -> None:
+    fake, client = fake_triton
+    image = {"name": "image", "data_type": "TYPE_STRING", "dims": [1]}
+    config = {**CONFIG, "input": [image], "parameters": {"square": {"string_value": "32"}}}
+    await run_probe(client, from_triton_config(config, "1"))
+
+    (request,) = fake.requests
+    assert (request.inputs[0].datatype, list(request.inputs[0].shape)) == ("BYTES", [1])
+    (content,) = request.raw_input_contents
+    assert struct.unpack("<I", content[:4]) == (len(content) - 4,)
+    with Image.open(BytesIO(content[4:])) as picture:
+        picture.load()
+        assert (picture.format, picture.size) == ("PNG", (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (refusals.FAILED, False),
+        (refusals.MISSHAPEN, True),  # requests should get the same error instead of `CircuitOpen`
+        (refusals.GONE, True),
+        (None, True),  # an answer without sense
+        (refusals.STOPPING, Draining),
+        (refusals.LATE, DeadlinePassed),
+        (refusals.SICK, TritonUnavailable),
+    ],
+)
+async def test_probe_shows_whether_triton_can_run_the_model(
+    fake_triton: Fake,
+    refusal: Refusal | None,
+    expected: bool | type[GatewayError],  # noqa: FBT001
+) -> None:
+    fake, client = fake_triton
+    fake.refusal = refusal
+    fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
+    fake.answer.raw_output_contents[0] = b""
+    if isinstance(expected, bool):
+        assert await run_probe(client, SPEC) is expected
+    else:
+        with pytest.raises(expected):
+            await run_probe(client, SPEC)
+
+    assert len(fake.requests) == 1
