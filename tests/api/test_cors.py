@@ -56,7 +56,6 @@ async def test_preflight_request_needs_no_key(client: httpx.AsyncClient, monkeyp
     log = captured_log(monkeypatch, middleware)
     for path, route in (
         ("/v1/predict/tiny?confidence=0.5", "/v1/predict/{model}"),
-        ("/no/such/path", "unmatched"),
         ("/" + "x" * 2000, "unmatched"),
     ):
         response = await preflight(client, "POST", path)
@@ -73,7 +72,6 @@ async def test_preflight_request_needs_no_key(client: httpx.AsyncClient, monkeyp
 async def test_no_page_of_another_origin_changes_models(client: httpx.AsyncClient) -> None:
     for method, path in (
         ("POST", "/v1/models/doors"),
-        ("POST", "/models//doors/"),
         ("DELETE", "/models/doors"),
         ("PUT", "/routes/a"),
     ):
@@ -84,12 +82,12 @@ async def test_no_page_of_another_origin_changes_models(client: httpx.AsyncClien
         assert of_cors(asked) == of_cors(response) == []
 
 
-@pytest.mark.parametrize("origin", [f"{ORIGIN}:8443", f"{ORIGIN}.example.com", ORIGIN.replace("https", "http"), "null"])
-async def test_pages_of_other_origins_read_nothing(client: httpx.AsyncClient, origin: str) -> None:
-    headers = {**CAMERA, "Origin": origin}
-    for response in (await preflight(client, "POST", "/detect", origin), await client.get("/models", headers=headers)):
-        assert of_cors(response) == []
-        assert "Origin" in response.headers.get_list("vary")
+async def test_pages_of_other_origins_read_nothing(client: httpx.AsyncClient) -> None:
+    for origin in (f"{ORIGIN}:8443", f"{ORIGIN}.example.com", ORIGIN.replace("https", "http"), "null"):
+        headers = {**CAMERA, "Origin": origin}
+        for response in (await preflight(client, "POST", "/detect", origin), await client.get("/models", headers=headers)):
+            assert of_cors(response) == []
+            assert "Origin" in response.headers.get_list("vary")
 
 
 def assert_readable(headers: Any) -> None:  # noqa: ANN401
@@ -100,10 +98,7 @@ def assert_readable(headers: Any) -> None:  # noqa: ANN401
 async def test_page_reads_responses_and_errors(client: httpx.AsyncClient) -> None:
     for method, path, headers, content, status in (
         ("POST", "/detect", CAMERA, SCENE, 200),
-        ("HEAD", "/models", CAMERA, b"", 200),
         ("POST", "/v1/vision/detection", {}, SCENE, 401),
-        ("GET", "/health", CAMERA, b"", 403),
-        ("GET", "/no/such/path", {}, b"", 404),
         ("POST", "/detect", CAMERA, bytes(2**20 + 1), 413),
         ("POST", "/" + "x" * 2000, {}, b"", 400),
     ):

@@ -1,5 +1,7 @@
-"""Every failure has one shape, whoever has raised it, and tells the caller nothing about the inside."""
+"""The life of a worker; and its failures, which have one shape and tell the caller nothing about the inside."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
@@ -9,11 +11,17 @@ from litestar.exceptions import HTTPException, NotAuthorizedException
 from structlog.testing import CapturedCall
 
 from app import errors
+from app.api import application
 from app.api.admission import middleware
 from app.api.admission.middleware import RequestContextMiddleware
 from app.api.answering import problems
+from app.api.application import Application
 from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter, MalformedRequest, UnsupportedMediaType
-from tests.support import RESOURCES, calling, captured_log
+from app.pipeline.pipeline import Pipeline
+from app.telemetry.metrics import Metrics
+from app.triton.pool import TritonPool
+from tests.support import DEPLOYMENT, METRICS, RESOURCES, calling, captured_log, json, started
+from tests.world import open_world
 
 ERRORS = [
     one
@@ -75,31 +83,16 @@ async def test_cause_of_an_error_is_logged_and_not_sent_unless_it_repeats_the_re
     assert len(log[1].kwargs["cause"]) == 500
 
 
-async def test_client_that_is_gone_is_logged_as_499_and_sent_a_400(log: Log) -> None:
-    """A client that still reads the response has sent a broken body instead."""
-    _, problem = await problem_of(ClientGone("the client disconnected before the end of the body"))
-
-    assert (problem["status"], problem["code"]) == (400, "client_gone")
-    assert (log[0].method_name, log[0].kwargs["status"], log[0].kwargs["code"]) == ("info", 499, "client_gone")
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "code", "detail"),
-    [
+async def test_http_exception_is_a_problem_with_its_headers_and_without_its_message() -> None:
+    for error, status, code, detail in (
         (NotAuthorizedException("secret", headers={"WWW-Authenticate": "Basic"}), 401, "unauthorized", "No permission"),
         (HTTPException("secret", status_code=400), 400, "malformed_request", "the request's headers or body are malformed"),
         (HTTPException("secret", status_code=409), 409, "conflict", "Request conflict"),
-    ],
-)
-async def test_http_exception_is_a_problem_with_its_headers_and_without_its_message(
-    log: Log, error: HTTPException, status: int, code: str, detail: str
-) -> None:
-    response, problem = await problem_of(error)
-
-    assert (problem["status"], problem["code"]) == (status, code)
-    assert problem["detail"].startswith(detail)
-    assert response.headers.get("www-authenticate") == ("Basic" if status == 401 else None)
-    assert log[0].kwargs["status"] == status
+    ):
+        response, problem = await problem_of(error)
+        assert (problem["status"], problem["code"]) == (status, code)
+        assert problem["detail"].startswith(detail)
+        assert response.headers.get("www-authenticate") == ("Basic" if status == 401 else None)
 
 
 async def test_unexpected_exception_tells_the_caller_nothing(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
@@ -114,3 +107,42 @@ async def test_unexpected_exception_tells_the_caller_nothing(monkeypatch: pytest
     assert (call.method_name, call.kwargs["exc_info"]) == ("error", error)
     assert call.kwargs["request_id"] == problem["request_id"] == log[0].kwargs["request_id"]
     assert (log[0].method_name, log[0].kwargs["status"]) == ("error", 500)
+
+
+async def start_and_fail(app: Application) -> str:
+    sent: list[dict[str, str]] = []
+
+    async def receive() -> dict[str, str]:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: dict[str, str]) -> None:
+        sent.append(message)
+
+    scope: Any = {"type": "lifespan", "asgi": {"version": "3.0"}}
+    with suppress(Exception):  # Litestar raises the failure, too, in a group
+        await app(scope, receive, send)  # type: ignore[arg-type]
+    (message,) = sent
+    assert message["type"] == "lifespan.startup.failed"
+    return message["message"]
+
+
+async def test_worker_is_opened_before_the_first_request_and_closed_after_the_last() -> None:
+    events: list[str] = []
+
+    @asynccontextmanager
+    async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
+        async with open_world(mode="inline") as world:
+            events.append("opened")
+            yield world.pool, world.pipeline, METRICS
+            events.append("closed")
+
+    app = application.build(open_resources, DEPLOYMENT)
+    assert events == []
+    async with started(app) as client:
+        for _ in range(3):
+            json(await client.get("/readyz"))
+        assert events == ["opened"]
+
+    assert events == ["opened", "closed"]
+    assert "this application was started before; build another one" in await start_and_fail(app)
+    assert events == ["opened", "closed"]
