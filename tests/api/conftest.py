@@ -1,7 +1,9 @@
 """Applications of the kinds that tests of HTTP need: with a fake Triton, and without any."""
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +106,15 @@ async def post_unread(app: Application, path: str, headers: Headers) -> Reply:
         await app(scope, receive, send_watched)
 
     return await call(watched, receive, path, headers)
+
+
+@contextmanager
+def peak_below(nbytes: float) -> Iterator[None]:
+    """Demand that the memory of a `with` block stays below this."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < nbytes

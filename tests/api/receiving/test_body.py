@@ -18,7 +18,7 @@ from app.api.receiving import urlencoded
 from app.api.receiving.body import FILE_FIELDS, ParsedBody, parse_body, parse_json, parsing_bytes
 from app.api.receiving.content_type import JSON, URLENCODED
 from app.errors import GatewayError, InvalidParameter, MalformedRequest
-from tests.api.receiving.conftest import peak_below
+from tests.api.conftest import peak_below
 from tests.imaging.samples import FORMATS, NOISE, encode
 
 IMAGE = bytes(range(256)) + b"\r\n--almost\r\n"

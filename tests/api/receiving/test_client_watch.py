@@ -15,7 +15,7 @@ from app.pipeline import preprocess
 from app.resilience.fairness import ANYBODY
 from app.triton.shared_memory import Arena
 from tests.api.conftest import settings_for
-from tests.api.receiving.conftest import peak_below
+from tests.api.conftest import peak_below
 from tests.api.virtual_time import in_virtual_time, now
 from tests.fakes.triton import FakeTriton, serving
 from tests.pipeline.gate import Gate

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.api.receiving.content_encoding import check, decode, is_plain
 from app.errors import BodyTooLarge, GatewayError, GatewayFull, MalformedRequest, UnsupportedMediaType
-from tests.api.receiving.conftest import peak_below
+from tests.api.conftest import peak_below
 
 MIB = 1 << 20
 

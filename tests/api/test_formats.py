@@ -1,6 +1,8 @@
-"""Formats of a result: asked for by name or by `Accept`, from the real Triton; and boxes in the unit asked for."""
+"""Formats of a result, boxes in the unit asked for, and large responses, whose memory is counted."""
 
+import asyncio
 import base64
+from collections.abc import Iterator
 from io import BytesIO
 from typing import Any, get_args
 
@@ -10,18 +12,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from litestar.types import Message
 from PIL import Image
 
-from app.api.answering.format import best, select
+from app.api.answering.format import best
 from app.api.answering.native import to_detections
 from app.api.answering.responses import LargeResponse
 from app.api.answering.schema import BoxFormat
-from app.api.parameters.tasks import CLASSIFICATIONS
-from app.errors import GatewayFull, NotAcceptable
+from app.api.context import PAUSE_SECONDS, BodyLimits, RequestContext
+from app.errors import GatewayFull
 from app.imaging.drawing import colour_of
 from app.pipeline.results import Detections
+from app.resilience.fairness import ANYBODY
+from app.resilience.memory import MemoryBudget
+from app.resilience.worker_table import WorkerTable
+from tests.api.virtual_time import in_virtual_time, now
 from tests.fakes.triton import SPEC
-from tests.support import SCENE, json
+from tests.support import SCENE, json, receiving
 
 PATH = "/predict/six_columns"
 LABELLED = msgspec.structs.replace(SPEC, labels=("person", "car", "traffic light"))
@@ -31,42 +38,23 @@ TYPES = ("application/json", "image/jpeg", "image/png")
 @pytest.mark.parametrize(
     ("accept", "chosen"),
     [
-        (b"IMAGE/PNG", "image/png"),
         (b"image/*", "image/jpeg"),
         (b"*/*", "application/json"),
-        (b"image/png, image/jpeg", "image/jpeg"),
         (b"image/jpeg; q=0.5 ,image/png;q=0.6", "image/png"),
         (b"image/jpeg;q=0, image/*", "image/png"),
         (b"*/*;q=0.9, image/png;Q=1.000", "image/png"),
-        (b"image/png;level=1;q=0.2, */*;q=0.1", "image/png"),
-        # What browsers send for a page, and for a picture.
+        # What browsers send for a page.
         (b"text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8", "application/json"),
-        (b"image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8", "image/jpeg"),
         (b"image/webp, text/html;q=0.5", None),
-        (b"*/*;q=0", None),
         # A header without a media type asks for nothing.
-        (b"", "application/json"),
-        (b"json", "application/json"),
         (b"\xff\xfe", "application/json"),
         # No program needs more than fifty types.
-        (b"text/html," * 49 + b"image/png", "image/png"),
         (b"text/html," * 50 + b"image/png", None),
     ],
 )
 def test_type_with_the_highest_quality_is_chosen(accept: bytes, chosen: str | None) -> None:
     """The most specific range counts; of several with equal quality, the first type that is available (RFC 9110, 12.5.1)."""
     assert best(accept, TYPES) == chosen
-
-
-@given(st.binary(max_size=200))
-def test_any_accept_header_is_read(accept: bytes) -> None:
-    assert best(accept, TYPES) in {*TYPES, None}
-
-
-def test_classes_have_no_picture() -> None:
-    assert select(CLASSIFICATIONS, None, b"image/png, application/json;q=0.1").name == "json"
-    with pytest.raises(NotAcceptable, match="none of application/json;"):
-        select(CLASSIFICATIONS, None, b"image/png")
 
 
 def assert_framed(picture: bytes, image_format: str, detections: list[dict[str, Any]]) -> None:
@@ -99,16 +87,9 @@ async def test_picture_has_the_boxes_that_were_found(client: httpx.AsyncClient) 
     assert_framed(base64.b64decode(json(answer)["visualization"], validate=True), "PNG", expected)
 
 
-async def test_accept_that_allows_no_format_is_told(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is that a picture has no room."""
-
-    async def refuse(*_: object) -> None:
-        raise GatewayFull("no room", "memory")
-
+async def test_accept_that_allows_no_format_is_told(client: httpx.AsyncClient) -> None:
     answer = await client.post(PATH, content=SCENE, headers={"Accept": "image/webp"})
     assert "none of application/json, image/jpeg, image/png;" in json(answer, 406)["detail"]
-    monkeypatch.setattr(LargeResponse, "__call__", refuse)
-    assert json(await client.post(f"{PATH}?format=image", content=SCENE), 429)["code"] == "gateway_full"
 
 
 async def test_coco_results_are_what_its_tools_read(client: httpx.AsyncClient) -> None:
@@ -148,10 +129,64 @@ def test_all_units_describe_the_same_box(corners: list[list[float]], width: int,
         assert ((numbers >= 0) & (numbers <= most)).all()
 
 
-def test_score_has_four_digits_and_a_class_without_a_label_its_id_as_name() -> None:
-    """A model may have more classes than labels, or no labels."""
-    scores, ids = np.array([1.0005, 0.123456], np.float32), np.array([2, 3], np.int32)
-    found = Detections(np.zeros((2, 4), np.float32), scores, ids, 200, 100, LABELLED, "7")
-    written = msgspec.to_builtins(to_detections(found, "normalized"))
+LARGE = bytes(range(256)) * 4096
 
-    assert [(one["confidence"], one["class_name"]) for one in written] == [(1.0, "traffic light"), (0.1235, "3")]
+
+class Client:
+    def __init__(self, memory: MemoryBudget, *, total: float = 10, seconds: float = 0) -> None:
+        self.context = RequestContext("r1", "")
+        self.context.body_limits = BodyLimits(1, total)
+        self.messages: list[Message] = []
+        self.reserved: list[int] = []
+        self._memory = memory
+        self._seconds = seconds
+
+    async def get(self, response: LargeResponse) -> bytes:
+        scope: dict[str, object] = {}
+        scope["state"] = {"request_context": self.context}
+        await response(scope, receiving(), self._take)  # type: ignore[arg-type]
+        return b"".join(message["body"] for message in self.messages[1:])  # type: ignore[typeddict-item]
+
+    async def _take(self, message: Message) -> None:
+        self.messages.append(message)
+        self.reserved.append(self._memory.own_bytes)
+        await asyncio.sleep(self._seconds)
+
+
+@pytest.fixture
+def memory(table: WorkerTable) -> Iterator[MemoryBudget]:
+    """A budget of 2 MiB that must be free again afterwards."""
+    budget = MemoryBudget(table, "memory", 2 << 20)
+    yield budget
+    assert budget.own_bytes == 0
+
+
+async def test_body_arrives_whole(memory: MemoryBudget) -> None:
+    client = Client(memory)
+
+    assert await client.get(LargeResponse(LARGE, "image/png", memory)) == LARGE
+    pieces = client.messages[1:]
+    assert [message["more_body"] for message in pieces] == [True] * (len(pieces) - 1) + [False]  # type: ignore[typeddict-item]
+    assert max(len(message["body"]) for message in pieces) <= 1 << 18  # type: ignore[typeddict-item]
+    assert set(client.reserved) == {len(LARGE)}
+    assert not client.context.is_client_gone
+
+
+@in_virtual_time
+async def test_client_that_does_not_read_is_left(memory: MemoryBudget) -> None:
+    for seconds, total, left_after, pieces in ((12, 30, 12 + PAUSE_SECONDS, 1), (7, 8, 7 + 8, 2)):
+        before = now()
+        client = Client(memory, total=total, seconds=seconds)  # for each message, the first of which has no body
+        await client.get(LargeResponse(LARGE, "image/png", memory))
+        assert (now() - before, len(client.messages)) == (left_after, 1 + pieces)
+        assert client.context.is_client_gone
+
+
+async def test_response_that_has_no_room_is_rejected(memory: MemoryBudget) -> None:
+    client = Client(memory)
+    with memory.reserve(ANYBODY) as other:
+        other.add(2 << 20)
+        with pytest.raises(GatewayFull):
+            await client.get(LargeResponse(LARGE, "image/png", memory))
+
+    assert client.messages == []
