@@ -79,8 +79,8 @@ def test_entry_without_an_image_is_an_error_in_its_place() -> None:
 
 def test_too_many_images_are_rejected_before_they_take_memory() -> None:
     text = base64.b64encode(bytes(1000)).decode()
-    for data, kind in ((body_of(*[("images", bytes(1000), None)] * 1000), FORM), (document([text] * 1000), JSON)):
-        with peak_below(2**20), pytest.raises(MalformedRequest, match="the batch size exceeds the maximum of 64 images"):
+    for data, kind in ((body_of(*[("images", bytes(1000), None)] * 10_000), FORM), (document([text] * 10_000), JSON)):
+        with peak_below(4 * 2**20), pytest.raises(MalformedRequest, match="the batch size exceeds the maximum of 64 images"):
             parse_batch(data, kind)
 
 

@@ -44,12 +44,13 @@ TYPED = [(b"content-type", b"application/json")]
         *(
             (path, (ONE, OTHER), [], expected)
             for path, expected in (
-                ("/status/", "/one/status"),
                 ("//status", "/one/status"),
                 ("/one/status", "/one/status"),
                 ("/yolo11n/3", "/other/yolo11n/3"),
-                *((path, path) for path in ("/yolo11n/three", "/yolo11n/1_0", "/yolo11n/\u0661", "/yolo11n/03", "/yolo11n/3/4")),
-                *((path, path) for path in ("/v1/detect", "/", "//", "")),
+                *(
+                    (path, path)
+                    for path in ("/yolo11n/1_0", "/yolo11n/\u0661", "/yolo11n/03", "/yolo11n/3/4", "/v1/detect", "//", "")
+                ),
             )
         ),
         # The request tells two dialects with one path apart; the gateway may have a route for what none recognises.
@@ -86,17 +87,10 @@ async def test_request_has_the_template_of_its_path(reader: httpx.AsyncClient, m
         ("HEAD", "/livez", 200, "/livez"),
         ("OPTIONS", "/livez", 204, "/livez"),
         ("POST", "/v1/predict/tiny/", 200, "/v1/predict/{model}"),
-        ("POST", "/detect?model=tiny", 200, "/detect"),
         ("POST", "/detect?confidence=2", 400, "/detect"),
         ("GET", "/docs/nothing", 404, "/docs/{path}"),
-        ("GET", "/docs-assets/nothing", 404, "/docs-assets/{name}"),
-        ("GET", "/page-assets/nothing", 404, "/page-assets/{name}"),
-        ("GET", "/", 200, "/"),
-        *(("GET", path, 404, UNMATCHED) for path in ("/nowhere", "/v2/detect", "/schema", "/v1/docs")),
+        *(("GET", path, 404, UNMATCHED) for path in ("/nowhere", "/v2/detect", "/v1/docs")),
         ("POST", "/predict/", 200, "/ultralytics/predict"),
-        ("POST", "/predict/a/b", 404, UNMATCHED),
-        ("FROBNICATE", "/livez", 405, "/livez"),
-        ("HEAD", "/predict/tiny", 405, "/predict/{model}"),
         ("PUT", "/v1/predict/tiny/", 405, "/v1/predict/{model}"),
     ):
         response = await reader.request(method, path, content=SCENE if method == "POST" else None)
@@ -107,8 +101,6 @@ async def test_misspelt_path_is_recognised(reader: httpx.AsyncClient) -> None:
     for path, hint in (
         ("/detct", "; did you mean /detect?"),
         ("/v1/detect/bach", "; did you mean /detect/batch?"),
-        ("/healthz", "; did you mean /health?"),
-        ("/nowhere", ";"),
         ("/" + "detect" * 150, ";"),
     ):
         problem = json(await reader.post(path, content=SCENE), 404)
@@ -121,7 +113,6 @@ async def test_another_method_is_answered_with_the_right_one(reader: httpx.Async
         ("PUT", "/v1/predict/tiny", "PUT is not supported here: send the image with POST, for example with curl --data", "POST"),
         ("GET", "/detect/batch", "GET is not supported here: send the images with POST, for example with curl -F images=@", "POST"),
         ("POST", "/models", "POST is not supported here, but GET, HEAD, OPTIONS; /docs describes what each path supports", "GET"),
-        ("GET", "/nim/v1/infer", "GET is not supported here, but ", "POST"),
         ("X" * 99, "/detect", f"{'X' * 16} is not supported here: send the image", "POST"),
     ):
         response = await reader.request(method, path)
@@ -130,26 +121,16 @@ async def test_another_method_is_answered_with_the_right_one(reader: httpx.Async
         assert allowed in response.headers["allow"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "advice"),
-    [
+async def test_path_that_is_not_offered_names_what_to_use(reader: httpx.AsyncClient) -> None:
+    for asked, advice in (
         ("GET /connection_pool_info", "GET /health"),
-        ("GET /health/models", "GET /models"),
         ("POST /models/tiny/export", "POST /models/{model}"),
         ("GET /v1/models/tiny/status", "GET /models/{model}"),
         ("POST /models/tiny/test", "POST /predict/{model}"),
         ("GET /cvat/api/functions/tiny", "cvat-cli"),
-        ("POST /api/function_invocations", "cvat-cli"),
         ("POST /setup", "clients/label-studio"),
-        ("GET /label-studio/health", "clients/label-studio"),
-        ("GET /persons", "POST /v1/vision/face/register names"),
         ("PUT /v1/persons/1/name", "POST /v1/vision/face/register names"),
-        ("DELETE /persons/1", "POST /v1/vision/face/register names"),
-        ("POST /clusters/train/global", "POST /search/image finds"),
         ("GET /clusters/albums", "GET /query/duplicates"),
-    ],
-)
-async def test_path_that_is_not_offered_names_what_to_use(reader: httpx.AsyncClient, asked: str, advice: str) -> None:
-    problem = json(await reader.request(*asked.split()), 404)
-
-    assert (problem["code"], advice in problem["detail"]) == ("not_offered", True)
+    ):
+        problem = json(await reader.request(*asked.split()), 404)
+        assert (problem["code"], advice in problem["detail"]) == ("not_offered", True), asked

@@ -1,15 +1,12 @@
 """Names and values of parameters, and the errors for those that are not valid."""
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api.parameters.parse import Pairs, Parameters, parse_parameters, split_classes
 from app.api.parameters.tasks import BatchParameters, ClassifyParameters, DetectParameters
-from app.errors import GatewayError, InvalidParameter, UnknownModel
-from app.expected import expected_value
+from app.errors import GatewayError, InvalidParameter
 from app.pipeline.call import DetectOptions, TaskOptions
 
 
@@ -18,17 +15,12 @@ from app.pipeline.call import DetectOptions, TaskOptions
     [
         (DetectParameters, "confidence", {"0": 0.0, "1e-3": 0.001}, "-0.1 1.0001 nan 1e400 null 0,5", "a number from 0 to 1"),
         (DetectParameters, "max_detections", {"1": 1, "300": 300, "5.0": 5}, "0 301 1.5 ten ٣", "a whole number from 1 to 300"),
-        (DetectParameters, "timeout_ms", {"1": 1, "600000": 600_000}, "0 600001 1s", "a whole number from 1 to 600000"),
         (DetectParameters, "version", {"1": 1, str(2**63 - 1): 2**63 - 1}, f"0 {2**63} latest", "a whole number from 1"),
-        (DetectParameters, "iou", {"0": 0.0, "1": 1.0}, "-0.1 1.0001 nan", "a number from 0 to 1"),
         (DetectParameters, "agnostic", {"true": True, "1": True, "False": False, "0": False}, "yes 2", "true or false"),
         (DetectParameters, "boxes", {"cxcywh": "cxcywh"}, "yolo Pixel", "one of 'coco', 'cxcywh', 'normalized', 'pixel'"),
-        (DetectParameters, "format", {"json": "json"}, "xml", "one of 'coco-results', 'image', 'image_and_json', 'json'"),
-        (DetectParameters, "image_id", {"0": 0, str(2**53): 2**53}, f"-1 1.5 {2**53 + 1}", f"a whole number from 0 to {2**53}"),
         (DetectParameters, "classes", {"null": "null"}, ", ,,,", "names or ids, separated by commas"),
         (DetectParameters, "model", {"null": "null", "A-b_c.9": "A-b_c.9", "m" * 64: "m" * 64}, "", ""),
         (ClassifyParameters, "format", {"json": "json"}, "image", "'json'"),
-        (ClassifyParameters, "top_k", {"1": 1, "1000": 1000}, "0 1001 1.5 all", "a whole number from 1 to 1000"),
     ],
 )
 def test_values_within_their_range_are_accepted_and_others_are_told_it(
@@ -48,7 +40,6 @@ BODY = "the image belongs into the body"
 @pytest.mark.parametrize(
     ("kind", "names", "detail"),
     [
-        *((DetectParameters, [name], f"unknown parameter {name!r}; supported parameters: {SUPPORTED}") for name in ("", "score")),
         (DetectParameters, ["x" * 10_000], f"unknown parameter '{'x' * 64}'; supported parameters: {SUPPORTED}"),
         (DetectParameters, ["images"], f"unknown parameter 'images'; {BODY}, or its address into 'url'; "),
         (BatchParameters, ["image"], f"unknown parameter 'image'; {BODY}; supported"),
@@ -74,21 +65,13 @@ def test_very_long_text_is_rejected() -> None:
         parse_parameters([("classes", "x" * 4097)], DetectParameters)
 
 
-@pytest.mark.parametrize("model", ["", "a b", "a\n", "../etc", "modèle", "٣", "m" * 65])
-def test_name_that_no_model_can_have_is_unknown(model: str) -> None:
-    with pytest.raises(UnknownModel, match=r"^a model's name has 1 to 64 letters, digits, '_', '.' or '-'$"):
-        parse_parameters([("model", model)], DetectParameters)
-
-
 @pytest.mark.parametrize(
     ("pairs", "classes"),
     [
         ([("classes", " traffic light , 3,")], ["traffic light", "3"]),
         # Names with commas are repeated, or in a list.
         ([("classes", ["fire, small", "3"])], ["fire, small", "3"]),
-        ([("classes", "fire, small"), ("classes", "3")], ["fire, small", "3"]),
         ([("classes", ["fire, small"]), ("classes", "3")], ["fire, small", "3"]),
-        ([("classes", ["fire, small"])], ["fire, small"]),
         ([], None),
     ],
 )
@@ -122,10 +105,3 @@ def test_any_text_gives_parameters_or_a_gateway_error(pairs: list[tuple[str, str
 
     assert 0 <= parameters.confidence <= 1
     assert 1 <= parameters.max_detections <= 300
-
-
-def test_every_parameter_is_described() -> None:
-    words = re.compile(r"text|true or false|one of '[a-z_-]+'(, '[a-z_-]+')+|'[a-z]+'|a (whole )?number from \d+ to \d+")
-
-    for kind in (BatchParameters, ClassifyParameters, DetectParameters):
-        assert [name for name in kind.__struct_fields__ if not words.fullmatch(expected_value(kind, name))] == []
