@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.api import admin
-from app.api.admission import middleware
+from app.api.dialects.kserve_tensors import InferRequest
 from app.embedded.server import EmbeddedTriton
+from app.errors import MalformedRequest
 from app.main import create_app
 from app.model.spec import from_triton_config
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
-from tests.api.conftest import settings_for, write_keys
+from tests.api.conftest import write_keys
 from tests.api.dialects.conformance import SECRET, Box, Conformance, Sent
 from tests.fakes.models import SIDE
-from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.support import SCENE, call, captured_log, json, lifespan_of, started, staying
+from tests.support import SCENE, json, started
 
 LENGTH = "Inference-Header-Content-Length"
 INFER = "/v2/models/six_columns/infer"
@@ -107,16 +106,6 @@ async def direct_rows(direct: TritonClient, tensor: NDArray[Any], model: str = "
     return next(iter(outputs.values()))
 
 
-@pytest.mark.parametrize("model", ["six_columns", "file_in"])
-async def test_outputs_have_the_batch_dimension_of_the_image(server: httpx.AsyncClient, model: str) -> None:
-    for batch in ((), (1,)):
-        found = tensors_of(await server.post(f"/v2/models/{model}/infer", **to_request(SCENE, (1, *batch))))
-
-        assert found["num_dets"].tolist() == np.full((*batch, 1), 2).tolist()
-        shapes = [found[name].shape for name in ("det_boxes", "det_scores", "det_classes", "class_names")]
-        assert shapes == [(*batch, 2, 4), *[(*batch, 2)] * 3]
-
-
 async def test_binary_outputs_are_those_of_json(server: httpx.AsyncClient) -> None:
     """The image is binary, compressed or base64, all outputs are chosen or some, each binary or not; what is absent may be null."""
     expected = as_lists(await server.post(INFER, **to_request(SCENE)))
@@ -139,22 +128,6 @@ async def test_binary_outputs_are_those_of_json(server: httpx.AsyncClient) -> No
     assert expected["class_names"] == ["red", "blue"]
     assert as_lists(some) == {"class_names": [["red", "blue"]], "num_dets": [[2]]}
     assert (head["id"], head["model_name"], head["model_version"]) == ("7", "six_columns", "1")
-
-
-async def test_header_may_have_the_length_of_a_body_without_binary_tensors(server: httpx.AsyncClient) -> None:
-    for document in ({**IMAGE, "data": [TEXT]}, TENSOR):
-        content = msgspec.json.encode({"inputs": [document]})
-        assert tensors_of(await server.post(INFER, content=content, headers={LENGTH: str(len(content))}))
-
-
-async def test_classifier_answers_its_best_classes(server: httpx.AsyncClient) -> None:
-    sent = to_request(SCENE, parameters={"max_detections": 2, "confidence": 0})
-    found = tensors_of(await server.post("/v2/models/planes_to_logits/infer", **sent))
-    own = json(await server.post("/predict/planes_to_logits?top_k=2", content=SCENE))["classifications"]
-
-    assert found["class_names"].tolist() == [one["class_name"] for one in own]
-    assert found["classes"].tolist() == [one["class_id"] for one in own]
-    np.testing.assert_allclose(found["scores"], [one["confidence"] for one in own], atol=1e-4)
 
 
 @pytest.mark.parametrize(("model", "images"), [("six_columns", 4), ("unbatched", 1)])
@@ -190,47 +163,35 @@ async def test_other_types_of_numbers(server: httpx.AsyncClient, direct: TritonC
     np.testing.assert_array_equal(scores, await direct_rows(direct, pixels, "bytes_to_logits"))
 
 
-@pytest.mark.parametrize(
-    ("tensor", "others", "says"),
-    [
+async def test_invalid_request_is_told_what_is_wrong(server: httpx.AsyncClient) -> None:
+    rows: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({**IMAGE, "shape": [2], "data": ["AAAA", "AAAA"]}, {}, "send one image per request"),
-        ({**IMAGE, "data": ["AAAA", "AAAA"]}, {}, "list of one text"),
         ({**IMAGE, "data": ["%%%%"]}, {}, "not base64"),
         ({**IMAGE, "parameters": {"shared_memory_region": "x"}}, {}, "shared memory"),
         (IMAGE, {"outputs": [{"name": "num_dets", "parameters": {"classification": 1}}]}, "`classification`"),
         (IMAGE, {"parameters": {"confidence": 2}}, "parameters.confidence is not as expected"),
-        (IMAGE, {"parameters": {"max_detections": 301}}, "parameters.max_detections is not as expected"),
         (IMAGE, {"inputs": [IMAGE, IMAGE]}, "inputs is not as expected"),
         ({**TENSOR, "shape": [5, 3, SIDE, SIDE]}, {}, "of shape [1 to 4, 3, 128, 128]"),
         ({**TENSOR, "shape": [2**31 - 1] * 8}, {}, "of shape"),
-        ({**TENSOR, "shape": [2**64]}, {}, "expected a JSON object"),
         ({**TENSOR, "shape": [-1, 3, SIDE, SIDE]}, {}, "is not as expected"),
         ({**TENSOR, "data": TENSOR["data"][1:]}, {}, "no list of 49152 numbers"),
-        ({**TENSOR, "data": [*TENSOR["data"], 0]}, {}, "no list of 49152 numbers"),
         (TENSOR, {"outputs": [{"name": "det_boxes"}]}, "there is no output 'det_boxes'; outputs: output0"),
-        ({name: value for name, value in TENSOR.items() if name != "data"}, {}, "either `data`"),
         ({**TENSOR, "parameters": {"binary_data_size": 4}}, {}, "either `data`"),
-    ],
-)
-async def test_invalid_request_is_told_what_is_wrong(server: httpx.AsyncClient, tensor: Any, others: Any, says: str) -> None:  # noqa: ANN401
-    assert says in json(await server.post(INFER, json={"inputs": [tensor], **others}), 400)["error"]
+    ]
+    for tensor, others, says in rows:
+        assert says in json(await server.post(INFER, json={"inputs": [tensor], **others}), 400)["error"]
 
 
-@pytest.mark.parametrize(
-    ("body", "length", "says"),
-    [
-        (HEAD + b"[NaN]}]}", None, "expected a JSON object"),
-        (HEAD + b"[" * 100_000, None, "expected a JSON object"),
-        (b'{"inputs": []}', "0", "expected a JSON object"),
+async def test_invalid_body_is_told_what_is_wrong(server: httpx.AsyncClient) -> None:
+    rows: list[tuple[bytes, str | bytes, str]] = [
+        (HEAD + b"[NaN]}]}", str(len(HEAD) + 8), "expected a JSON object"),
+        (HEAD + b"[" * 100_000, str(len(HEAD) + 100_000), "expected a JSON object"),
         (HEAD + b"[1]}]} ", str(len(HEAD) + 6), "nothing follows"),
         *((b"{}", length, LENGTH) for length in ("3", "-1", b"\xb2", "9" * 5000)),
-    ],
-)
-async def test_invalid_body_is_told_what_is_wrong(
-    server: httpx.AsyncClient, body: bytes, length: str | bytes | None, says: str
-) -> None:
-    headers: dict[Any, Any] = {} if length is None else {LENGTH.encode(): length}
-    assert says in json(await server.post(INFER, content=body, headers=headers), 400)["error"]
+    ]
+    for body, length, says in rows:
+        headers: dict[Any, Any] = {LENGTH.encode(): length}
+        assert says in json(await server.post(INFER, content=body, headers=headers), 400)["error"]
 
 
 async def test_binary_elements_of_another_size_are_refused(server: httpx.AsyncClient) -> None:
@@ -244,7 +205,6 @@ async def test_models_are_described_as_triton_does(server: httpx.AsyncClient, di
     metadata = json(await server.get("/v2/models/six_columns"))
     config = json(await server.get("/v2/models/two_versions/versions/2/config"))
     stats = json(await server.get("/v2/models/two_versions/versions/1/stats"))["model_stats"]
-    file = json(await server.get("/v2/models/file_in"))
 
     assert metadata == {
         "name": "six_columns",
@@ -256,27 +216,6 @@ async def test_models_are_described_as_triton_does(server: httpx.AsyncClient, di
     assert (config["name"], config["max_batch_size"], config["input"][0]["dims"]) == ("two_versions", 4, [3, SIDE, SIDE])
     assert config["parameters"] == (await direct.read_config("two_versions"))[0]["parameters"]
     assert [(one["version"], type(one["inference_count"])) for one in stats] == [("1", int)]
-    assert {tensor["name"]: tensor["shape"] for tensor in [*file["inputs"], *file["outputs"]]} == {
-        "file": [1],
-        "num_dets": [1],
-        "det_boxes": [-1, 4],
-        **{name: [-1] for name in ("det_scores", "det_classes", "class_names")},
-    }
-
-
-async def test_answer_and_log_name_the_model_that_a_route_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "routes.toml").write_text('[detector]\nto = "tiny:1"\n')
-    fake = FakeTriton()
-    fake.model_versions, fake.answer = ["1", "2"], infer_response(output0=np.array([[0, 0, 8, 8, 0.75, 1]] * 2, np.float32))
-    pixels = to_tensor_request(np.zeros((32, 32, 3), np.uint8), "UINT8")
-    async with serving(fake):
-        routed = settings_for(fake.url, dialects="kserve", routes_file=str(tmp_path / "routes.toml"))
-        async with started(create_app(routed)) as client:
-            log = captured_log(monkeypatch, middleware)
-            for sent in (to_request(SCENE), pixels):
-                answer = json(await client.post("/v2/models/detector/infer", **sent))
-                assert (answer["model_name"], answer["model_version"]) == ("tiny", "1")
-    assert [(line.kwargs["route_name"], line.kwargs["model"]) for line in log] == [("detector", "tiny:1")] * 2
 
 
 async def test_state_of_server_and_models(server: httpx.AsyncClient) -> None:
@@ -292,13 +231,6 @@ async def test_state_of_server_and_models(server: httpx.AsyncClient) -> None:
     ]
     for content, status in ((b"[", 400), (b" " * 70_000, 413)):
         json(await server.post(index, content=content), status)
-
-
-async def test_body_that_pauses_is_given_up_where_no_model_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "PAUSE_SECONDS", 0.05)
-    async with serving(fake := FakeTriton()), lifespan_of(app := create_app(settings_for(fake.url, dialects="kserve"))):
-        pausing = staying({"type": "http.request", "body": b"{", "more_body": True})
-        assert (await call(app, pausing, "/v2/repository/index")).status == 408
 
 
 async def test_models_are_changed_and_described_by_callers_who_may(
@@ -329,3 +261,28 @@ async def test_models_are_changed_and_described_by_callers_who_may(
             await ask(key, "POST", INFER, 403, content=b"{}")
         for key, status in (("detect", 403), ("admin", 403), ("health", 200)):  # of all callers, as at /metrics
             await ask(key, "GET", "/v2/models/six_columns/stats", status)
+
+
+def read(data: str, count: int, dtype: Any = np.float32) -> Any:  # noqa: ANN401
+    document = f'{{"inputs": [{{"name": "image", "datatype": "FP32", "shape": [1], "data": {data}}}]}}'
+    return InferRequest.parse(document.encode(), "").read_numbers(np.dtype(dtype), count).tolist()
+
+
+def test_numbers_of_many_digits_are_read_in_pieces() -> None:
+    numbers = np.arange(12_000, dtype=np.float32).reshape(3, 4000) / 7
+    rows = [", ".join(f"{number:.40f}" for number in row) for row in numbers.tolist()]
+    for text in (f"[[{'], ['.join(rows)}]]", f"[{','.join(rows)}]"):
+        assert read(text, 12_000) == numbers.ravel().tolist()
+
+
+def test_data_other_than_two_numbers_of_the_type_is_malformed() -> None:
+    for data, dtype in (
+        ('["0", 1]', np.float32),
+        ("[1e39, 1]", np.float32),
+        ("[256, 1]", np.uint8),
+        ("[0.5, 1]", np.uint8),
+        ("{}", np.float32),
+        (f"[{'1' * 500_000}, 1]", np.float32),
+    ):
+        with pytest.raises(MalformedRequest, match="no list of 2 numbers"):
+            read(data, 2, dtype)

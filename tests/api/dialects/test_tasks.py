@@ -153,16 +153,6 @@ async def test_keypoints_have_names_or_fractions(client: httpx.AsyncClient) -> N
     assert fractions[1]["keypoints"] == {"x": [0.625, 0.75], "y": [0.25, 0.75], "visible": [0.75, 0.5]}
 
 
-@models_of("points")
-async def test_keypoints_may_have_no_confidence(client: httpx.AsyncClient) -> None:
-    (roboflow, _), (ultralytics, _) = (
-        await by_roboflow(client, "keypoints_detection", keypoint_confidence=1),
-        await by_ultralytics(client),
-    )
-    assert [point["confidence"] for point in roboflow["keypoints"]] == [1, 1]
-    assert ultralytics["keypoints"] == {"x": [12, 20], "y": [12, 20]}
-
-
 @models_of("obb")
 async def test_oriented_boxes_have_four_corners(client: httpx.AsyncClient) -> None:
     """In the order of `Results.obb.xyxyxyxy`: against the clock, from the bottom right of a box that is not turned."""
