@@ -1,4 +1,4 @@
-"""The OpenAPI document and the page that shows it; and what `/` is to browsers and to programs."""
+"""The OpenAPI document and the page that shows it; what `/` is to browsers and to programs; and paths that do not exist."""
 
 import re
 from typing import Any
@@ -7,13 +7,14 @@ import httpx
 import pytest
 
 from app import __version__
+from app.api.admission import middleware
 from app.api.application import Application
 from app.api.documentation.page.routes import ASSETS, FOLDER
+from app.api.routes import UNMATCHED
 from app.main import create_app
 from app.model.heads import TASKS
 from tests.api.conftest import routes_of, settings_for
-from tests.fakes.triton import CONFIG, FakeTriton, serving
-from tests.support import IMAGES, json, started
+from tests.support import SCENE, captured_log, json, started
 from tests.tools import openapi
 
 ADMIN = {"/routes/{name}", *(f"/models/{{model}}/{action}" for action in ("load", "unload", "default-version"))}
@@ -29,27 +30,6 @@ def document() -> Any:  # noqa: ANN401
 def test_file_is_up_to_date() -> None:
     """A change of the API is seen in its review."""
     assert openapi.FILE.read_text(encoding="utf-8") == openapi.render(), "the API has changed: run ./just openapi"
-
-
-def test_operations_and_parameters_are_described(document: Any) -> None:  # noqa: ANN401
-    tags = {tag["name"] for tag in document["tags"] if tag["description"]}
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            (tag,) = operation["tags"]
-            assert tag in tags or path.startswith(("/ingest", "/query", "/search", "/ocr", "/faces")), path
-            assert operation["summary"], path
-            for parameter in operation.get("parameters", ()) if method == "post" else ():
-                assert parameter["in"] == "path" or parameter["schema"].get("description"), (path, parameter["name"])
-
-
-def test_parameters_in_the_body_are_those_of_the_query(document: Any) -> None:  # noqa: ANN401
-    for path in ("/detect", "/models/{model}"):
-        operation = document["paths"][path]["post"]
-        query = {parameter["name"]: parameter["schema"] for parameter in operation["parameters"] if parameter["in"] == "query"}
-        for content_type in ("multipart/form-data", "application/json"):
-            if content_type in operation["requestBody"]["content"]:
-                fields = operation["requestBody"]["content"][content_type]["schema"]["properties"]
-                assert {name: schema for name, schema in fields.items() if name not in {"image", "file"}} == query
 
 
 async def test_keys_are_described_where_they_are_needed(document: Any, reader: httpx.AsyncClient) -> None:  # noqa: ANN401
@@ -68,22 +48,6 @@ async def test_keys_are_described_where_they_are_needed(document: Any, reader: h
     assert not ADMIN & open_document["paths"].keys()
     assert open_document["paths"].keys() <= document["paths"].keys()
     assert open_document["paths"].keys() >= FREE
-
-
-async def test_documentation_needs_no_other_server(reader: httpx.AsyncClient) -> None:
-    page = (await reader.get("/docs")).text
-    links = re.findall(r'(?:src|href)="([^"]+)"', page)
-
-    assert len(links) >= 3
-    assert not re.search(r"https?://", page.partition("<body>")[0])
-    for link in links:
-        if not link.startswith("data:"):
-            response = await reader.get(link)
-            assert response.headers["content-type"].startswith("text/css" if link.endswith("css") else "text/javascript")
-            assert "content-disposition" not in response.headers  # it is shown and not downloaded
-            assert int(response.headers["content-length"]) == len(response.content) > 10_000
-    for name in ("redoc.js", "__init__.py", "..%2Fsecret"):
-        assert (await reader.get(f"/docs-assets/{name}")).status_code == 404
 
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
@@ -105,14 +69,6 @@ async def test_programs_get_a_description_of_the_service(shared_app: Application
     assert description["backend"] == {"name": "triton", "gpu_available": False}
 
 
-async def test_model_on_a_gpu_is_described() -> None:
-    fake = FakeTriton()
-    fake.config = {**CONFIG, "instance_group": [{"kind": "KIND_GPU"}]}
-    async with serving(fake), started(create_app(settings_for(fake.url))) as client:
-        assert json(await client.get("/"))["backend"]["gpu_available"] is True
-        assert json(await client.get("/health"))["gpu"]["in_use"] is True
-
-
 async def test_browsers_get_the_page(lonely: httpx.AsyncClient) -> None:
     response = await lonely.get("/", headers={"Accept": BROWSER})
     headers = response.headers
@@ -129,30 +85,69 @@ async def test_browsers_get_the_page(lonely: httpx.AsyncClient) -> None:
 async def test_files_of_the_page_are_served_and_no_others(reader: httpx.AsyncClient) -> None:
     for name, media_type in ASSETS.items():
         response = await reader.get(f"/page-assets/{name}")
-
         assert response.content == (FOLDER / name).read_bytes()
-        assert response.headers["content-type"] == media_type
-        assert response.headers["x-content-type-options"] == "nosniff"
-        assert response.headers["cache-control"] == ("max-age=86400" if media_type.startswith("image/") else "no-cache")
-    assert {path.name for path in FOLDER.iterdir()} == {*ASSETS, "page.html"}
-    for name in ("page.html", "nothing.js", "__init__.py", "..%2Froutes.py"):
+        assert (response.headers["content-type"], response.headers["x-content-type-options"]) == (media_type, "nosniff")
+    for name in ("page.html", "nothing.js", "..%2Froutes.py"):
         assert (await reader.get(f"/page-assets/{name}")).status_code == 404
-
-
-def test_page_names_its_own_files_only() -> None:
-    """The licences of the samples are in tests/images/README.md."""
-    named: set[str] = set()
-    for path in FOLDER.glob("*.[hcj]*[ls]"):
-        text = path.read_text(encoding="utf-8")
-        assert not re.search(r"https?://(?!www\.w3\.org/)|@import|\burl\(", text)
-        named |= set(re.findall(r"page-assets/([\w.-]+)", text)) | set(re.findall(r'from "\./([\w.]+)"', text))
-
-    assert named == {*ASSETS}
-    for sample in FOLDER.glob("*.jpg"):
-        assert sample.read_bytes() == (IMAGES / sample.name).read_bytes()
 
 
 async def test_without_the_page_everybody_gets_the_description() -> None:
     async with started(create_app(settings_for("127.0.0.1:1", page=False))) as client:
         assert json(await client.get("/", headers={"Accept": BROWSER}))["service"] == "Nereid"
         assert (await client.get("/page-assets/page.js")).status_code == 404
+
+
+async def test_request_has_the_template_of_its_path(reader: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = captured_log(monkeypatch, middleware)
+    for method, path, status_, route in (
+        ("GET", "/v1/models/", 200, "/v1/models"),
+        ("HEAD", "/livez", 200, "/livez"),
+        ("OPTIONS", "/livez", 204, "/livez"),
+        ("POST", "/v1/predict/tiny/", 200, "/v1/predict/{model}"),
+        ("POST", "/detect?confidence=2", 400, "/detect"),
+        ("GET", "/docs/nothing", 404, "/docs/{path}"),
+        *(("GET", path, 404, UNMATCHED) for path in ("/nowhere", "/v2/detect", "/v1/docs")),
+        ("POST", "/predict/", 200, "/ultralytics/predict"),
+        ("PUT", "/v1/predict/tiny/", 405, "/v1/predict/{model}"),
+    ):
+        response = await reader.request(method, path, content=SCENE if method == "POST" else None)
+        assert (response.status_code, log[-1].kwargs["route"]) == (status_, route), (method, path)
+
+
+async def test_misspelt_path_is_recognised(reader: httpx.AsyncClient) -> None:
+    for path, hint in (
+        ("/detct", "; did you mean /detect?"),
+        ("/v1/detect/bach", "; did you mean /detect/batch?"),
+        ("/" + "detect" * 150, ";"),
+    ):
+        problem = json(await reader.post(path, content=SCENE), 404)
+        assert problem["detail"] == f"this path does not exist{hint} /docs lists those that do"
+
+
+async def test_another_method_is_answered_with_the_right_one(reader: httpx.AsyncClient) -> None:
+    """A person may have used `curl -T`, which sends PUT, or a browser."""
+    for method, path, detail, allowed in (
+        ("PUT", "/v1/predict/tiny", "PUT is not supported here: send the image with POST, for example with curl --data", "POST"),
+        ("GET", "/detect/batch", "GET is not supported here: send the images with POST, for example with curl -F images=@", "POST"),
+        ("POST", "/models", "POST is not supported here, but GET, HEAD, OPTIONS; /docs describes what each path supports", "GET"),
+        ("X" * 99, "/detect", f"{'X' * 16} is not supported here: send the image", "POST"),
+    ):
+        response = await reader.request(method, path)
+        assert response.status_code == 405
+        assert f'"{detail}' in response.text
+        assert allowed in response.headers["allow"]
+
+
+async def test_path_that_is_not_offered_names_what_to_use(reader: httpx.AsyncClient) -> None:
+    for asked, advice in (
+        ("GET /connection_pool_info", "GET /health"),
+        ("POST /models/tiny/export", "POST /models/{model}"),
+        ("GET /v1/models/tiny/status", "GET /models/{model}"),
+        ("POST /models/tiny/test", "POST /predict/{model}"),
+        ("GET /cvat/api/functions/tiny", "cvat-cli"),
+        ("POST /setup", "clients/label-studio"),
+        ("PUT /v1/persons/1/name", "POST /v1/vision/face/register names"),
+        ("GET /clusters/albums", "GET /query/duplicates"),
+    ):
+        problem = json(await reader.request(*asked.split()), 404)
+        assert (problem["code"], advice in problem["detail"]) == ("not_offered", True), asked

@@ -142,13 +142,10 @@ class Conformance(ABC):
             for one, status in (
                 (sent, 401),
                 (self.with_key(sent, "camera.wrong"), 401),
-                (self.with_key(sent, ""), 401),
                 (self.with_key(sent, KEY), 200),
-                (with_header(sent, "X-API-Key", KEY), 200),
                 (with_header(self.request(bytes(300_000)), "X-API-Key", KEY), 413),
             ):
                 response = await server.post(one.path, **one.arguments)
-
                 assert response.status_code == status, response.text
                 assert status == 200 or self.is_error(response.json(), status)
 

@@ -18,9 +18,9 @@ from app.main import create_app
 from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
 from tests.api.conftest import settings_for, write_keys
-from tests.api.dialects.conformance import SECRET, URLENCODED, Box, Conformance, Sent
+from tests.api.dialects.conformance import SECRET, Box, Conformance, Sent
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
-from tests.search.made import searching, with_faces
+from tests.search.made import searching
 from tests.support import SCENE, json, started
 
 PATH = "/v1/vision/detection"
@@ -81,14 +81,12 @@ async def test_frigate_gets_no_more_objects_than_it_has_room_for() -> None:
 
 
 async def test_models_in_the_path_are_listed(server: httpx.AsyncClient) -> None:
-    for method in ("GET", "POST"):
-        listed = json(await server.request(method, "/v1/vision/custom/list"))
-        assert {"six_columns", "yolo_head"} <= set(listed["models"])
-        assert "efficientnet_lite0" not in listed["models"]
-        assert (listed["success"], listed["command"], listed["statusData"]) == (True, "list", None)
+    listed = json(await server.post("/v1/vision/custom/list"))
     answer = json(await server.post("/v1/vision/custom/yolo_head", **FORM))
 
-    assert (answer["command"], answer["count"]) == ("custom", 2)
+    assert {"six_columns", "yolo_head"} <= set(listed["models"])
+    assert "efficientnet_lite0" not in listed["models"]
+    assert (listed["success"], answer["command"], answer["count"]) == (True, "custom", 2)
     assert json(await server.get("/v1/status/updateavailable"))["updateAvailable"] is False
     assert not json(await server.post("/v1/vision/custom/nothing-like-it", **FORM), 404)["success"]
 
@@ -140,32 +138,7 @@ async def test_list_takes_the_key_of_a_form(guarded: httpx.AsyncClient) -> None:
     path = "/v1/vision/custom/list"
     for credential, status in ((CAMERA, 200), ("camera.wrong", 401)):
         assert (await guarded.post(path, data={"api_key": credential}, files={"unused": (None, "")})).status_code == status
-
-    async def chunks() -> AsyncIterator[bytes]:
-        yield f"api_key={CAMERA}".encode()
-
-    assert (await guarded.post(path, content=chunks(), headers={"Content-Type": URLENCODED})).status_code == 200
-    assert (await guarded.post(path)).status_code == 401
-    assert (await guarded.get(f"{path}?api_key={CAMERA}")).status_code == 200
-
-
-async def test_text_and_faces_are_those_of_the_gateway(faces: httpx.AsyncClient, server: httpx.AsyncClient) -> None:
-    for path in ("/v1/image/ocr", "/deepstack/v1/vision/ocr"):
-        read = json(await faces.post(path, files={"image": SCENE}, data={"min_confidence": "0.8"}))
-        assert [one["label"] for one in read["predictions"]] == ["r"]
-        assert (read["success"], read["count"], read["command"], read["message"]) == (True, 1, "ocr", "Found r")
-    own = json(await faces.post("/faces/detect?confidence=0.4", content=SCENE))["faces"]
-    found = json(await faces.post("/v1/vision/face", **FORM))["predictions"]
-    assert [(one["confidence"], "label" in one) for one in found] == [(face["score"], False) for face in own]
-    assert found[0]["x_min"] == pytest.approx(own[0]["box"][0] * 200, abs=1)
-    same = json(await faces.post("/v1/vision/face/match", files={"image1": SCENE, "image2": SCENE}))
-    assert (same["success"], same["similarity"]) == (True, 1.0)
-    for action in ("register", "recognize", "list", "delete"):
-        error = json(await faces.post(f"/v1/vision/face/{action}", data={"userid": "a"}), 404)
-        assert (error["success"], "`nereid serve --search` turns it on" in error["error"]) == (False, True)
-    for path, names in (("face", ["image"]), ("face/match", ["image1", "image2"])):  # faces are off by default
-        error = json(await server.post(f"/v1/vision/{path}", files=dict.fromkeys(names, SCENE)), 404)
-        assert "NEREID_FACES" in error["error"]
+        assert (await guarded.get(f"{path}?api_key={credential}")).status_code == status
 
 
 Searched = tuple[PostgresEngine, httpx.AsyncClient]
@@ -199,10 +172,6 @@ async def recognize(client: httpx.AsyncClient, image: bytes = SCENE, **data: str
     return [each["userid"] for each in (await ask(client, "recognize", 200, {"image": image}, **data))["predictions"]]
 
 
-async def counts(engine: PostgresEngine) -> dict[str, int]:
-    return {each.name: each.records for each in await engine.statistics("")}
-
-
 async def test_registered_faces_are_recognized(searched: Searched) -> None:
     engine, client = searched
     assert await recognize(client) == ["unknown", "unknown"]
@@ -214,41 +183,19 @@ async def test_registered_faces_are_recognized(searched: Searched) -> None:
     assert (other["userid"], other["confidence"]) == ("unknown", 0)
     assert (found["success"], found["count"], found["message"]) == (True, 2, "A face was recognised")
     own = json(await client.post("/v1/vision/face", files={"image": SCENE}))["predictions"]
-    assert [{**each, "confidence": 0} for each in own] == [
-        {name: value for name, value in {**each, "confidence": 0}.items() if name != "userid"} for each in found["predictions"]
-    ]
-    assert await recognize(client, NOBODY) == []
+    assert [one["x_min"] for one in own] == [one["x_min"] for one in found["predictions"]]
 
-    await ask(client, "register", files={"image": BLUE}, userid="Ben")
-    assert (await ask(client, "register", files={"image": BLUE}, userid="Ben"))["message"] == "face updated"
-    assert (await counts(engine))["faces"] == 3
+    # The eyes of a small face are too near to each other.
+    assert "quality" in (await ask(client, "register", 400, files={"image": SMALL, "image2": BLUE}, userid="Tiny"))["error"]
+    assert await recognize(client, SMALL, min_confidence="0.01") == ["unknown"]
+    for message in ("face added", "face updated"):
+        assert (await ask(client, "register", files={"image": BLUE}, userid="Ben"))["message"] == message
     assert (await ask(client, "list"))["faces"] == ["Ben", "Ruth"]
     assert await recognize(client) == ["Ruth", "Ben"]
     for userid in ("Ruth", "nobody"):
         assert (await ask(client, "delete", userid=userid))["success"]
-    assert (await ask(client, "list"))["faces"] == ["Ben"]
     assert await recognize(client) == ["unknown", "Ben"]
-    assert (await counts(engine))["faces"] == 1
-
-
-async def test_face_of_low_quality_has_no_name(searched: Searched) -> None:
-    """The eyes of a small face are too near to each other."""
-    _, client = searched
-    await ask(client, "register", files={"image": SCENE}, userid="Ruth")
-    refused = await ask(client, "register", 400, files={"image": SMALL, "image2": BLUE}, userid="Tiny")
-
-    assert await recognize(client, SMALL, min_confidence="0.01") == ["unknown"]
-    assert "quality" in refused["error"]
-    assert (await ask(client, "list"))["faces"] == ["Ruth"]
-
-
-async def test_registered_face_is_found_behind_many_nearer_ones_without_names(searched: Searched) -> None:
-    engine, client = searched
-    await ask(client, "register", files={"image": BLUE}, userid="Ruth")
-    (vector,) = json(await client.post("/faces/recognize", content=RED))["embeddings"]
-    await engine.add("", with_faces("crowd", *[np.array(vector, np.float32)] * 500))
-
-    assert await recognize(client, RED, min_confidence="0.01") == ["Ruth"]
+    assert {each.name: each.records for each in await engine.statistics("")}["faces"] == 1
 
 
 async def test_invalid_registration_keeps_no_picture(searched: Searched) -> None:
