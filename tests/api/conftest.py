@@ -1,23 +1,29 @@
 """Applications of the kinds that tests of HTTP need: with a fake Triton, and without any."""
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
+import msgspec
 import numpy as np
 import pytest
 from litestar import Litestar
 from litestar.routes import BaseRoute
 from litestar.types import Message, Receive, Scope, Send
 
+from app import main
 from app.api.application import Application
+from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings
+from tests.fakes import https
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.support import REPOSITORY, Headers, Reply, call, calling, free_port, lifespan_of, started
+from tests.support import REPOSITORY, SCENE, Headers, Reply, call, calling, free_port, lifespan_of, started
 
 
 def settings_for(url: str, **others: object) -> Settings:
@@ -70,6 +76,20 @@ async def lonely() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@pytest.fixture
+async def remote(
+    settings: Settings, triton: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[https.Host, httpx.AsyncClient]]:
+    """A host that has the scene at `/scene.bmp`, and a client of an application that may fetch from there."""
+    assert triton.poll() is None
+    async with https.serving() as host:
+        host.answers["/scene.bmp"] = https.response(SCENE)
+        monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes, **others: host.fetcher(*hosts, max_bytes=max_bytes, **others))
+        own = msgspec.structs.replace(settings, model="six_columns", url_hosts=f"*.example.org:{host.port}", max_file_size_mb=1)
+        async with started(create_app(own)) as client:
+            yield host, client
+
+
 def write_keys(folder: Path, *keys: tuple[str, str, str], tenants: Mapping[str, str] | None = None) -> str:
     """Write a file of API keys, each with id, secret and scopes, and some with a tenant; returns its path."""
     file = folder / "keys.toml"
@@ -104,3 +124,15 @@ async def post_unread(app: Application, path: str, headers: Headers) -> Reply:
         await app(scope, receive, send_watched)
 
     return await call(watched, receive, path, headers)
+
+
+@contextmanager
+def peak_below(nbytes: float) -> Iterator[None]:
+    """Demand that the memory of a `with` block stays below this."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < nbytes

@@ -14,7 +14,6 @@ from app.api import admin
 from app.api.application import Application
 from app.host import program
 from app.main import create_app
-from app.resilience import last_valid
 from app.triton.repository import LOCK, REMOVED
 from app.zoo import description
 from app.zoo.repository import Repository
@@ -54,29 +53,21 @@ async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
             yield Service(app, client, Repository(repository))
 
 
-async def test_file_and_form_are_added(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command reads a file of routes, too, without the memory in which the workers of a host keep what was valid."""
-    (tmp_path / "routes.toml").write_text('[front]\nto = "doors"\n', encoding="utf-8")
-    monkeypatch.setenv("NEREID_ROUTES_FILE", str(tmp_path / "routes.toml"))
-    last_valid.create()
+async def test_file_and_form_are_added(service: Service) -> None:
     answer = await service.client.post("/models/doors?licence=MIT&labels=a,b,c", content=NETWORK, headers=ADMIN)
     said = json(answer, 201)
     assert (said["name"], said["state"]) == ("doors", "not_ready")
     assert "doors:1: detection, 3 classes (a, b, c), 64 x 64" in said["detail"]
-    assert "POST /predict/doors uses it when the Triton at" in said["detail"]
     form = {"labels": (None, "a,b,c"), "iou": (None, "0.5"), "file": ("best.onnx", NETWORK)}
     answer = await service.client.post("/models/doors", files=form, headers=ADMIN)
-
     assert "the file has another iou than doors" in json(answer, 422)["detail"]
-    answer = await service.client.post("/models/gates", files=form, headers=ADMIN)
-    assert answer.status_code == 201
+    assert (await service.client.post("/models/gates", files=form, headers=ADMIN)).status_code == 201
     found = description.load(service.repository.path / "gates")
     assert found is not None
     assert (found.labels, found.licence, found.source) == (("a", "b", "c"), "unknown", "")
     assert service.files() == {"doors", "gates"}
 
 
-LONG = {"labels": (None, "x" * 70_000)}
 NO_FORM = {"headers": {**ADMIN, "Content-Type": "multipart/form-data; boundary=x"}, "content": b"no form"}
 
 
@@ -87,21 +78,13 @@ NO_FORM = {"headers": {**ADMIN, "Content-Type": "multipart/form-data; boundary=x
         ("DELETE /models/doors", {"headers": CAMERA}, 403, "does not have the scope 'admin'"),
         ("POST /models/doors", {"headers": {**ADMIN, "Origin": "null"}}, 403, "page of another origin"),
         ("POST /models/doors?samples=/etc", {}, 400, "unknown parameter 'samples'"),
-        ("POST /models/doors?licence=a%00b", {"content": NETWORK}, 400, "licence: expected a text of at most 16384 characters"),
-        ("POST /models/doors?iou=0.5&iou=0.6", {"content": NETWORK}, 400, "iou is given more than once"),
         ("POST /models/doors?head=x", {}, 422, r"an option is not valid: .*\$.head"),
         ("POST /models/doors", {"content": b"no network"}, 422, "the file is not a complete ONNX network"),
-        ("POST /models/doors?labels=/etc/passwd", {"content": NETWORK}, 422, "has 3 classes, not 1: say --labels"),
-        ("POST /models/doors?labels=,,", {"content": NETWORK}, 422, "the file has more than 20000 classes, with names of 1 to 256"),
         ("POST /models/doors", {"content": bytes(2**18 + 1)}, 413, "the limit is 0.25 MiB"),
-        ("POST /models/doors", {"files": LONG}, 400, "a field of the form has more than 16384 characters"),
         ("POST /models/doors", NO_FORM, 400, "the form is not well formed"),
-        ("POST /models/doors", {"files": {"labels": (None, b"\xff" * 60_000)}}, 400, "the form is not well formed"),
         ("POST /models/doors", {"files": [("file", NETWORK), ("image", NETWORK)]}, 400, "the form has more than one file"),
         ("POST /models/-x", {"content": NETWORK}, 422, "'-x' is not a name of a model"),
         ("POST /models/a%00b", {"content": NETWORK}, 404, "a model's name has 1 to 64 letters"),
-        ("POST /models/a/load", {}, 404, "there is no model a in"),
-        ("PUT /models/a/default-version", {"json": {"version": 1}}, 404, "there is no model a in"),
         ("DELETE /models/a?version=1", {}, 404, "there is no model a in"),
     ],
 )
@@ -116,7 +99,6 @@ async def test_refused_upload_changes_nothing(service: Service, line: str, more:
 async def test_models_are_added_one_at_a_time(service: Service) -> None:
     with service.repository.writing():
         answer = await service.client.post("/models/doors", content=NETWORK, headers=ADMIN)
-    assert json(answer, 429)["code"] == "gateway_full"
     assert "another process changes the models" in json(answer, 429)["detail"]
     body, may_end = asyncio.Event(), asyncio.Event()
 
@@ -131,37 +113,27 @@ async def test_models_are_added_one_at_a_time(service: Service) -> None:
     assert json(answer, 429)["detail"] == "another request changes models now"
     may_end.set()
     assert (await slow).status == 201
-    assert (await service.client.post("/models/gates", content=NETWORK, headers=ADMIN)).status_code == 201
 
 
 async def test_added_model_can_be_changed(service: Service) -> None:
     for labels in ("a,b,c", "a,b,c&mean=1,2,3"):
         await service.client.post(f"/models/doors?labels={labels}", content=NETWORK, headers=ADMIN)
-    answer = await service.client.put("/models/doors/default-version", json={"version": 1}, headers=ADMIN)
-    assert json(answer)["detail"].startswith("doors is version 1 when the Triton at")
-    assert json(await service.client.post("/models/doors/load", headers=ADMIN))["detail"].startswith("doors is loaded when")
-    answer = await service.client.post("/models/doors/unload", headers=ADMIN)
-    assert "doors cannot be unloaded: a Triton that runs elsewhere" in json(answer, 501)["detail"]
-    answer = await service.client.put("/models/doors/default-version", json={"version": 3}, headers=ADMIN)
-    assert "doors has no version 3" in json(answer, 404)["detail"]
-    answer = await service.client.delete("/models/doors?version=1", headers=ADMIN)
-    assert "doors:1 is the default version" in json(answer, 422)["detail"]
-    for version in ("?version=2", ""):
-        assert (await service.client.delete(f"/models/doors{version}", headers=ADMIN)).status_code == 204
+    for line, version, status, detail in (
+        ("PUT /models/doors/default-version", 1, 200, "doors is version 1 when the Triton at"),
+        ("PUT /models/doors/default-version", 3, 404, "doors has no version 3"),
+        ("POST /models/doors/load", None, 200, "doors is loaded when"),
+        ("POST /models/doors/unload", None, 501, "doors cannot be unloaded: a Triton that runs elsewhere"),
+        ("DELETE /models/doors?version=1", None, 422, "doors:1 is the default version"),
+    ):
+        content = {"json": {"version": version}} if version else {}
+        answer = await service.client.request(*line.split(), headers=ADMIN, **content)
+        assert detail in json(answer, status)["detail"]
+    for chosen in ("?version=2", ""):
+        assert (await service.client.delete(f"/models/doors{chosen}", headers=ADMIN)).status_code == 204
     assert service.files() == {REMOVED}
 
 
-async def test_default_model_is_neither_unloaded_nor_removed(service: Service) -> None:
-    assert (await service.client.post("/models/embedding", content=NETWORK, headers=ADMIN)).status_code == 201
-    for method, path in (("POST", "/models/embedding/unload"), ("DELETE", "/models/embedding")):
-        problem = json(await service.client.request(method, path, headers=ADMIN), 422)
-        assert problem["detail"].endswith("first choose another one: embedding=NAME in NEREID_TASK_MODELS")
-    assert service.files() == {"embedding"}
-
-
-async def test_failure_of_the_gateway_is_no_fault_of_the_model(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failure_of_the_gateway_is_no_fault_of_the_model(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     async def add(status: int) -> httpx.Response:
         answer = await service.client.post("/models/doors", content=NETWORK, headers=ADMIN)
         assert answer.status_code == status, answer.text
@@ -171,11 +143,6 @@ async def test_failure_of_the_gateway_is_no_fault_of_the_model(
         patch.setattr(program, "command", lambda *_: [sys.executable, "-c", "raise KeyError('secret')"])
         answer = await add(500)
         assert (answer.json()["code"], "secret" in answer.text) == ("internal_error", False)
-    with monkeypatch.context() as patch:
-        (tmp_path / "onnx.py").write_text("raise ImportError('as if it was not installed')", encoding="utf-8")
-        patch.setenv("PYTHONPATH", str(tmp_path))
-        answer = await add(501)
-        assert (answer.json()["code"], "onnx and onnxruntime are not installed" in answer.text) == ("models_not_managed", True)
     service.repository.path.rename(service.repository.path.with_name("moved"))
     assert (await add(501)).json()["detail"] == "the model repository cannot be written: No such file or directory"
 
@@ -187,8 +154,3 @@ async def test_client_that_leaves_or_pauses_adds_nothing(service: Service, monke
     reply = await call(service.app, staying(part), "/models/doors", ADMIN)
     assert (reply.status, "without pauses of more than" in reply.body.decode()) == (408, True)
     assert service.files() == set()
-
-
-async def test_without_keys_nobody_can_change_models(reader: httpx.AsyncClient) -> None:
-    for method, path in (("POST", "/models/a"), ("DELETE", "/models/a"), ("PUT", "/models/a/default-version")):
-        assert (await reader.request(method, path)).status_code in {404, 405}

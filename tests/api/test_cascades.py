@@ -1,13 +1,11 @@
 """POST /predict/{cascade}: detections with what later steps say of them, answered by real models."""
 
 from collections.abc import AsyncIterator
-from io import BytesIO
 
 import httpx
 import msgspec
 import numpy as np
 import pytest
-from PIL import Image
 
 from app.cascade import catalog
 from app.embedded.server import EmbeddedTriton
@@ -91,43 +89,13 @@ async def test_parameters_are_those_of_the_first_model_with_the_confidence_of_th
     assert json(await client.post(f"{ALL}&classes=blue", content=SCENE))["num_detections"] == 1
     assert "green" in json(await client.post(f"{ALL}&classes=green", content=SCENE), 400)["detail"]
     assert "top_k" in json(await client.post(f"{ALL}&top_k=2", content=SCENE), 400)["detail"]
-    assert json(await client.post(ALL, data={"max_detections": "1"}, files={"image": SCENE}))["num_detections"] == 1
     assert [each["category_id"] for each in json(await client.post(f"{ALL}&format=coco-results", content=SCENE))] == [0, 1]
 
 
-async def test_picture_shows_what_was_read(client: httpx.AsyncClient) -> None:
-    """The label is wider than that of the detection alone."""
-    pictures = [
-        await client.post(f"/predict/{name}?confidence=0.5&format=image", content=SCENE) for name in ("six_columns", "shapes")
-    ]
-    assert {picture.headers["content-type"] for picture in pictures} == {"image/jpeg"}
-    plain, titled = (np.asarray(Image.open(BytesIO(picture.content)), int) for picture in pictures)
-    both = json(await client.post(f"{ALL}&format=image_and_json", content=SCENE))
-
-    assert plain.shape == titled.shape
-    assert np.abs(plain - titled).max() > 100
-    assert both["detections"][0]["colour"]["class_name"] == "red"
-    assert both["visualization"]
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "said"),
-    [
+async def test_invalid_request_of_a_cascade_is_rejected_with_its_reason(client: httpx.AsyncClient) -> None:
+    for path, status, said in (
         ("/predict/sorted", 400, "planes_to_logits, the first model of the cascade, is a classifier, which finds no boxes"),
         ("/predict/lost", 404, "six_rows, the first model of the cascade: there is no such model"),
         ("/predict/ocr", 404, "there is no such model"),
-        ("/predict/shapes?model=tiny", 400, "model is given more than once"),
-    ],
-)
-async def test_invalid_request_of_a_cascade_is_rejected_with_its_reason(
-    client: httpx.AsyncClient, path: str, status: int, said: str
-) -> None:
-    assert said in json(await client.post(path, content=SCENE), status)["detail"]
-
-
-async def test_models_lists_cascades(client: httpx.AsyncClient) -> None:
-    listed = {cascade["name"]: cascade for cascade in json(await client.get("/models"))["cascades"]}
-
-    assert listed.keys() == {"shapes", "sorted", "lost"}
-    assert listed["shapes"]["title"] == "Shapes and their colours"
-    assert listed["shapes"]["steps"][1] == {"name": "colour", "model": "planes_to_logits", "of": "shape"}
+    ):
+        assert said in json(await client.post(path, content=SCENE), status)["detail"]

@@ -1,9 +1,7 @@
-"""POST /detect and /predict/{model} through HTTP, mostly with the real model: what goes in, what comes out, what is rejected."""
+"""POST /detect and /predict/{model}, mostly with the real model: what goes in, what comes out, what is rejected."""
 
-import asyncio
 import base64
 import gzip
-import threading
 from typing import Any
 from urllib.parse import quote_plus
 
@@ -12,17 +10,18 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.api.admission import middleware
 from app.api.context import RequestContext
-from app.api.receiving import body
+from app.api.parameters.parse import Parameters, parse_parameters
+from app.api.parameters.tasks import BatchParameters, ClassifyParameters, DetectParameters
+from app.errors import GatewayError, InvalidParameter
 from app.main import create_app
-from app.pipeline import preprocess
 from app.settings.schema import Settings
-from tests.api.conftest import settings_for
-from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.pipeline.gate import Gate
-from tests.support import SCENE, captured_log, eventually, finds, free_port, in_cycles, json, sample_image, started
+from tests.fakes.triton import FakeTriton, infer_response
+from tests.support import SCENE, captured_log, finds, in_cycles, json, sample_image, started
 
 CAT = sample_image("chelsea.jpg")
 JPEG = {"Content-Type": "image/jpeg"}
@@ -71,25 +70,19 @@ async def test_invalid_request_is_a_problem_with_its_own_code(client: httpx.Asyn
         assert (problem["code"], problem["status"]) == (code, status)
 
 
-@pytest.mark.parametrize("kind", ["multipart", "json", "query"])
-async def test_caller_may_set_the_deadline_up_to_a_maximum(gateway: Gateway, kind: str) -> None:
+async def test_caller_may_set_the_deadline_up_to_a_maximum(gateway: Gateway) -> None:
     fake, client = gateway
 
     async def ask(timeout_ms: int) -> httpx.Response:
-        if kind == "multipart":
-            return await client.post("/detect", files={"image": SCENE}, data={"timeout_ms": str(timeout_ms)})
-        if kind == "json":
-            return await client.post("/detect", json={"image": base64.b64encode(SCENE).decode(), "timeout_ms": timeout_ms})
-        return await client.post("/detect", params={"timeout_ms": timeout_ms}, content=SCENE)
+        return await client.post("/detect", files={"image": SCENE}, data={"timeout_ms": str(timeout_ms)})
 
     assert json(await ask(20_001), 400)["detail"].startswith("timeout_ms: the maximum is 20000")
     assert fake.requests == []
     await ask(20_000)
     fake.may_answer.clear()
-    problem = json(await ask(100), 504)
+    assert json(await ask(100), 504)["code"] == "deadline_passed"
     fake.may_answer.set()
 
-    assert problem["code"] == "deadline_passed"
     assert 10_000_000 < fake.requests[0].parameters["timeout"].int64_param <= 20_000_000
     assert all(request.parameters["timeout"].int64_param <= 100_000 for request in fake.requests[1:])
 
@@ -114,47 +107,6 @@ async def test_parameters_of_path_query_and_form_are_combined(gateway: Gateway, 
     assert [request.model_name for request in fake.requests] == ["other", "another"]
 
 
-async def test_parameters_of_the_query_hold_before_the_config_is_read(gateway: Gateway) -> None:
-    fake, client = gateway
-    fake.may_tell.clear()
-    before = fake.config_reads
-    for query in ("timeout_ms=soon", "version=0", "model=tiny"):
-        assert json(await client.post(f"/predict/other?{query}", content=SCENE), 400)["code"] == "invalid_parameter"
-    assert fake.config_reads == before
-    problem = json(await client.post("/predict/other?timeout_ms=100", content=SCENE), 504)
-    fake.may_tell.set()
-
-    assert problem["code"] == "deadline_passed"
-    assert fake.requests == []
-
-
-async def test_only_the_version_of_the_query_is_asked_for(gateway: Gateway) -> None:
-    """The newest version may no longer exist."""
-    fake, client = gateway
-    assert "top_k" in json(await client.post("/predict/other?version=1&top_k=1", content=SCENE), 400)["detail"]
-    assert fake.requests == []
-    await client.post("/predict/other?version=1", content=SCENE)
-
-    assert fake.read_configs.count("other") == 1
-    assert [(request.model_name, request.model_version) for request in fake.requests] == [("other", "1")]
-
-
-async def test_log_line_of_a_detection_says_what_was_done(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, client = gateway
-    fake.answer = ONE_OBJECT
-    log = captured_log(monkeypatch, middleware)
-    response = await client.post("/detect", files={"image": ("scene.bmp", SCENE)})
-
-    fields = log[0].kwargs
-    assert json(response)["num_detections"] == 2
-    assert (fields["status"], fields["route"], fields["model"]) == (200, "/detect", "tiny")
-    assert (fields["image_bytes"], fields["detections"]) == (len(SCENE), 2)
-    assert fields["request_bytes"] == int(response.request.headers["content-length"]) > len(SCENE)
-    assert fields["response_bytes"] == len(response.content)
-    assert list(fields["stages"]) == ["read", "model", "queue", "decode", "batch", "infer", "post"]
-    assert sum(fields["stages"].values()) <= fields["duration_ms"] + 0.06  # they are rounded
-
-
 async def test_log_repeats_neither_a_name_that_is_no_model_nor_a_header_of_a_part(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,64 +127,57 @@ async def test_log_repeats_neither_a_name_that_is_no_model_nor_a_header_of_a_par
     assert "canary" not in repr(log)
 
 
-async def test_triton_gets_the_trace_of_the_caller(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without tracing here, the caller's own span goes on to Triton: no span is missing then."""
-    fake, client = gateway
-    fake.metadata.clear()
-    log = captured_log(monkeypatch, middleware)
-    trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    parent, state = ("traceparent", f"00-{trace}-{span}-01"), [("tracestate", "a=1"), ("tracestate", "b=2")]
-    traced = await client.post("/detect", content=SCENE, headers=[parent, *state])
-    unsampled = await client.post("/detect", content=SCENE, headers={"traceparent": f"00-{trace}-{span}-00"})
-    for headers in ([], [("traceparent", f"00-{trace}-{'0' * 16}-01")], [parent, parent]):
-        assert "traceparent" not in (await client.post("/detect", content=SCENE, headers=headers)).headers
-
-    assert (log[0].kwargs["trace_id"], log[0].kwargs["span_id"]) == (trace, span)
-    assert (traced.headers["traceparent"], unsampled.headers["traceparent"]) == (parent[1], f"00-{trace}-{span}-00")
-    assert [metadata.get("traceparent") for metadata in fake.metadata] == [parent[1]] + [None] * 4
-    assert fake.metadata[0]["tracestate"] == "a=1,b=2"
-
-
-async def test_form_is_parsed_in_a_thread_within_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Base64 of fifty megabytes would keep the event loop from all other requests."""
-    gate, fake = Gate(), FakeTriton()
-    threads: list[tuple[bool, bool]] = []
-    parse = body.parse_body
-
-    def noted(*arguments: Any) -> Any:  # noqa: ANN401
-        threads.append((body.needs_parsing(arguments[1]), threading.current_thread() is threading.main_thread()))
-        return parse(*arguments)
-
-    monkeypatch.setattr(body, "parse_body", noted)
-    async with serving(fake), started(create_app(settings_for(fake.url, decode_threads=1, timeout_seconds=0.2))) as client:
-        fake.requests.clear()
-        forms: list[dict[str, Any]] = [{"files": {"image": ("cat.jpg", CAT)}}, {"json": {"image": BASE64}}]
-        for form in forms:
-            assert (await client.post("/detect?timeout_ms=20000", **form)).status_code == 502
-        assert threads == [(True, False)] * 2
-        gate.block(monkeypatch, preprocess, "fill_input")
-        blocking = asyncio.ensure_future(client.post("/detect?timeout_ms=20000", content=CAT, headers=JPEG))
-        await eventually(gate.reached.is_set)
-        for form in forms:
-            assert json(await client.post("/detect", **form), 504)["code"] == "deadline_passed"
-        gate.opened.set()
-        assert (await blocking).status_code == 502
-
-    assert threads[2:] == [(False, True)]
-    assert len(fake.requests) == 3
-
-
-@pytest.mark.parametrize("path", ["/predict/six_columns", "/predict/absent", "nowhere"])
 @pytest.mark.usefixtures("triton")
-async def test_image_that_is_not_answered_is_released_at_once(settings: Settings, path: str) -> None:
+async def test_image_that_is_not_answered_is_released_at_once(settings: Settings) -> None:
     """No reference cycle keeps the body until the garbage collector runs."""
-    is_there = path != "nowhere"
-    own = settings if is_there else msgspec.structs.replace(settings, triton_endpoints=f"127.0.0.1:{free_port()}")
-    async with started(create_app(own)) as client:
-        assert not is_there or await finds(client)
-        with in_cycles(RequestContext) as kept:
-            for _ in range(3):  # the test's own client holds on to the last
-                answer = await client.post(path if is_there else "/detect", content=SCENE[:500] if is_there else SCENE)
-                assert answer.status_code == {"/predict/six_columns": 422, "/predict/absent": 404, "nowhere": 503}[path]
+    async with started(create_app(settings)) as client:
+        assert await finds(client)
+        for path, status in (("/predict/six_columns", 422), ("/predict/absent", 404)):
+            with in_cycles(RequestContext) as kept:
+                for _ in range(3):  # the test's own client holds on to the last
+                    assert (await client.post(path, content=SCENE[:500])).status_code == status
+            assert not kept
 
-    assert not kept
+
+def test_values_within_their_range_are_accepted_and_others_are_told_it() -> None:
+    rows: list[tuple[str, dict[str, object], str, str]] = [
+        ("confidence", {"0": 0.0, "1e-3": 0.001}, "-0.1 1.0001 nan 1e400 null 0,5", "a number from 0 to 1"),
+        ("max_detections", {"1": 1, "300": 300, "5.0": 5}, "0 301 1.5 ten ٣", "a whole number from 1 to 300"),
+        ("version", {"1": 1, str(2**63 - 1): 2**63 - 1}, f"0 {2**63} latest", "a whole number from 1"),
+        ("agnostic", {"true": True, "1": True, "False": False, "0": False}, "yes 2", "true or false"),
+        ("boxes", {"cxcywh": "cxcywh"}, "yolo Pixel", "one of 'coco', 'cxcywh', 'normalized', 'pixel'"),
+        ("classes", {"null": "null"}, ", ,,,", "names or ids, separated by commas"),
+    ]
+    for name, valid, invalid, expected in rows:
+        assert {text: getattr(parse_parameters([(name, text)], DetectParameters), name) for text in valid} == valid
+        for value in [*invalid.split(), ""]:
+            with pytest.raises(InvalidParameter) as caught:
+                parse_parameters([(name, value)], DetectParameters)
+            assert caught.value.detail.startswith(f"{name}: expected {expected}"), value
+
+
+def test_name_that_is_not_valid_is_told() -> None:
+    supported = ", ".join(DetectParameters.__struct_fields__)
+    rows: list[tuple[type[Parameters], list[str], str]] = [
+        (DetectParameters, ["x" * 10_000], f"unknown parameter '{'x' * 64}'; supported parameters: {supported}"),
+        (DetectParameters, ["images"], "unknown parameter 'images'; the image belongs into the body, or its address into 'url'; "),
+        (BatchParameters, ["image"], "unknown parameter 'image'; the image belongs into the body; supported"),
+        (DetectParameters, ["model_name", "boxes", "model"], "model is given more than once"),
+        (DetectParameters, ["conf"], "unknown parameter 'conf'; did you mean 'confidence'? supported parameters: timeout_ms,"),
+        (ClassifyParameters, ["classes"], "unknown parameter 'classes'; supported parameters: timeout_ms, truncated, model,"),
+    ]
+    for kind, names, detail in rows:
+        with pytest.raises(InvalidParameter) as caught:
+            parse_parameters([(name, "coco" if name == "boxes" else "0.5") for name in names], kind)
+        assert caught.value.detail.startswith(detail)
+
+
+@given(st.lists(st.tuples(st.one_of(st.sampled_from(DetectParameters.__struct_fields__), st.text()), st.text()), max_size=4))
+def test_any_text_gives_parameters_or_a_gateway_error(pairs: list[tuple[str, str]]) -> None:
+    try:
+        parameters = parse_parameters(pairs, DetectParameters)
+    except GatewayError:
+        return
+
+    assert 0 <= parameters.confidence <= 1
+    assert 1 <= parameters.max_detections <= 300

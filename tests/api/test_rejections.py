@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -17,7 +17,6 @@ from app.api import application
 from app.api.admission.guards import guard_circuit, guard_key, guard_payload, guard_timing
 from app.api.application import Application
 from app.api.caller.keys import ApiKeys
-from app.api.context import RequestContext, context_of
 from app.api.dialects.dialect import load
 from app.api.routes import ModelRoute
 from app.api.search import routes
@@ -29,7 +28,7 @@ from app.settings.schema import DIALECTS
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 from tests.api.conftest import post_unread, routes_of, write_keys
-from tests.support import DEPLOYMENT, METRICS, Receive, Reply, call, chunk, lifespan_of, receiving, staying
+from tests.support import DEPLOYMENT, METRICS, Reply, call, chunk, lifespan_of, receiving, staying
 from tests.world import World, open_world
 
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
@@ -169,10 +168,8 @@ async def test_full_gateway(gateway: Gateway) -> None:
 async def test_no_memory_for_batches(gateway: Gateway) -> None:
     with full(gateway.world, batches_only=True):
         for path, route in gateway.routes:
-            if route.takes == "images":
-                assert (await gateway.ask(path, CAMERA, FORM if route.media_types else JPEG, LENGTH)).status == 429, path
-            else:
-                assert (await gateway.ask(path, CAMERA, FORM if route.media_types else JPEG, TOO_LONG)).status == 413, path
+            length, status = (LENGTH, 429) if route.takes == "images" else (TOO_LONG, 413)
+            assert (await gateway.ask(path, CAMERA, FORM if route.media_types else JPEG, length)).status == status, path
 
 
 @BOTH
@@ -236,19 +233,6 @@ async def test_the_key_in_a_body_has_two_seconds_to_be_found(gateway: Gateway) -
         assert (await asking[0]).status == 408
         busy.set()
         await asyncio.gather(*holding)
-
-
-async def test_caller_whose_key_was_in_the_body_has_the_time_of_others_for_its_answer(gateway: Gateway) -> None:
-    contexts: list[RequestContext] = []
-
-    async def watched(scope: Any, receive: Receive, send: Any) -> None:  # noqa: ANN401
-        await gateway.app(scope, receive, send)
-        contexts.append(context_of(scope))
-
-    headers = [("Content-Type", "application/x-www-form-urlencoded")]
-    body = receiving(chunk(f"api_key=camera.{SECRET}".encode()))
-    assert (await call(watched, body, "/deepstack/v1/vision/custom/list", headers)).status == 200
-    assert contexts[0].body_limits[1:] == DEPLOYMENT.body_limits[1:]
 
 
 async def test_body_that_takes_long_to_read_is_not_read(gateway: Gateway) -> None:

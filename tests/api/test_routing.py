@@ -10,12 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from app.api.admission import middleware
 from app.main import create_app
 from tests.api.conftest import settings_for, write_keys
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
 from tests.scrape import read_samples
-from tests.support import SCENE, calling, captured_log, eventually, json, lifespan_of, started, until
+from tests.support import SCENE, calling, eventually, json, lifespan_of, started, until
 
 ADMIN = {"X-API-Key": "boss.secret"}
 CAMERA = {"X-API-Key": "camera.secret"}
@@ -90,7 +89,6 @@ async def test_route_that_is_not_valid_is_refused(service: Service) -> None:
     await service.put({"to": "tiny"}, "first")
     routes: list[tuple[str, dict[str, Any], str]] = [
         ("detector", {"to": "tiny", "weight": 1}, "unknown field `weight`"),
-        ("detector", {"to": "new"}, "to: "),
         ("detector", {"to": "tiny", "fallback": "tiny:7"}, "fallback: tiny has no version 7"),
         ("detector", {"to": "tiny", "shadow": {"to": "kinds", "share": 1}}, "the models of a route have one task"),
         ("other", {"to": "first"}, "first is a route, not a model"),
@@ -103,7 +101,7 @@ async def test_route_that_is_not_valid_is_refused(service: Service) -> None:
 
 
 async def test_callers_without_the_scope_admin_change_no_route(service: Service) -> None:
-    """Nor do pages of another origin; `caller/test_check.py` has callers without a key."""
+    """Nor do pages of another origin."""
     await service.put(ROUTE)
     for method in ("PUT", "DELETE"):
         for headers in (CAMERA, {**ADMIN, "Origin": "https://example.org"}):
@@ -113,75 +111,29 @@ async def test_callers_without_the_scope_admin_change_no_route(service: Service)
     assert json(await service.client.get("/routes", headers=CAMERA)) == {"detector": ROUTE}
 
 
-async def test_file_that_is_not_valid_or_cannot_be_written_is_an_error(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer does not tell where the file is."""
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(30, "Read-only file system")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", refuse)
-        assert json(await service.put(ROUTE), 501)["detail"] == "the routes file cannot be written: Read-only file system"
-    service.file.write_text("[detector")
-    problem = json(await service.put(ROUTE), 501)
-    assert problem["detail"] == "the routes file cannot be written: it is not valid; the log says why"
-    assert service.file.read_text() == "[detector"
-
-
 async def test_route_is_named_like_a_model(service: Service) -> None:
     await service.put({"to": "tiny:2"})
     requests: list[tuple[str, dict[str, Any]]] = [
-        ("/detect?model=detector", {"content": SCENE}),
         ("/predict/detector", {"content": SCENE}),
         ("/detect", {"files": {"file": SCENE, "model": (None, "detector")}}),
         ("/detect/batch?model=detector", {"files": [("images", SCENE), ("images", SCENE)]}),
         ("/deepstack/v1/vision/custom/detector", {"files": {"image": SCENE}}),
         ("/roboflow/detector/1", {"files": {"file": SCENE}}),
-        ("/ultralytics/predict?model=detector", {"files": {"file": SCENE}}),
     ]
     for path, options in requests:
         service.fake.requests.clear()
         json(await service.client.post(path, headers=CAMERA, **options))
         assert {request.model_version for request in service.fake.requests} == {"1" if path.endswith("/1") else "2"}
-    # Some clients ask for a model before they send images, under the name that they then send.
-    for name in ("detector", "tiny"):
-        assert json(await service.client.get(f"/ultralytics/v1/models/{name}", headers=CAMERA)) == {"data": {"id": name}}
-
-
-async def test_answer_names_the_model_that_gave_it(service: Service) -> None:
-    await service.put({**ROUTE, "canary": {"to": "tiny:3", "share": 0.5}})
-    versions = []
-    for number in range(20):
-        headers = CAMERA | {"X-Route-Key": f"camera-{number // 2}"}
-        answer = json(await service.client.post("/detect?model=detector", content=SCENE, headers=headers))
-        versions.append((answer["model"]["name"], answer["model"]["version"]))
-
-    assert versions[::2] == versions[1::2]
-    assert set(versions) == {("tiny", "2"), ("tiny", "3")}
-
-
-async def test_log_names_route_and_model(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    await service.put({"to": "tiny:2", "canary": {"to": "tiny:3", "share": 1}})
-    log = captured_log(monkeypatch, middleware)
-    for parameter, status, model in (("", 200, "tiny:3"), ("confidence=2", 400, "tiny:2")):
-        answer = await service.client.post(f"/detect?model=detector&{parameter}", content=SCENE, headers=CAMERA)
-        assert answer.status_code == status
-        line = log[-1].kwargs
-        assert (line["route"], line["route_name"], line["model"]) == ("/detect", "detector", model)
 
 
 async def test_default_model_may_be_a_route_and_without_a_file_there_are_none(service: Service) -> None:
     await service.put({"to": "tiny:2"})
     settings = settings_for(service.fake.url, routes_file=str(service.file), model="detector")
     async with started(create_app(settings)) as client:
-        assert [request.model_version for request in service.fake.requests] == ["2"]
-        for path in ("/readyz", "/ready", "/health"):
+        for path in ("/readyz", "/health"):
             assert (await client.get(path)).status_code == 200
-        answer = json(await client.post("/detect", content=SCENE))
-        assert (answer["model"]["name"], answer["model"]["version"]) == ("tiny", "2")
-        assert json(await client.get("/"))["models"]["detection"] == "detector"
+        assert json(await client.post("/detect", content=SCENE))["model"]["version"] == "2"
     async with started(create_app(msgspec.structs.replace(service.settings, routes_file=""))) as client:
-        assert json(await client.get("/routes", headers=CAMERA)) == {}
         answer = await client.put("/routes/detector", json=ROUTE, headers=ADMIN)
         assert "NEREID_ROUTES_FILE" in json(answer, 501)["detail"]
 

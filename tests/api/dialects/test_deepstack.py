@@ -1,23 +1,27 @@
-"""The dialect of DeepStack and CodeProject.AI, as their clients read it, and the keys in its forms."""
+"""The dialect of DeepStack and CodeProject.AI, as their clients read it, the keys in its forms, and faces that have names."""
 
 import base64
 from collections.abc import AsyncIterator
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from itertools import takewhile
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
 import numpy as np
 import pytest
+from PIL import Image, ImageDraw
 
-from app.api.admission import middleware
+from app.embedded.server import EmbeddedTriton
 from app.main import create_app
+from app.search.postgres.engine import PostgresEngine
+from app.settings.schema import Settings
 from tests.api.conftest import settings_for, write_keys
-from tests.api.dialects.conformance import SECRET, URLENCODED, Box, Conformance, Sent
+from tests.api.dialects.conformance import SECRET, Box, Conformance, Sent
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
-from tests.support import SCENE, captured_log, json, started
+from tests.search.made import searching
+from tests.support import SCENE, json, started
 
 PATH = "/v1/vision/detection"
 FORM: dict[str, Any] = {"files": {"image": SCENE}}
@@ -58,70 +62,33 @@ async def test_answer_has_what_clients_of_both_services_read(server: httpx.Async
     assert int(response.headers["content-length"]) == len(response.content)
 
 
-@pytest.mark.parametrize(
-    ("form", "query", "count"),
-    [
-        ({}, "", 24),
-        ({"min_confidence": "0"}, "", 25),
-        ({"min_confidence": "0.7"}, "", 23),
-        ({}, "?max_objects=1", 1),
-        ({"api_key": ""}, "", 20),
-        ({"api_key": "", "max_objects": "22"}, "", 22),
-        ({"api_key": "", "min_confidence": "0.4"}, "", 24),
-        ({"api_key": "a-key"}, "", 24),
-    ],
-)
-async def test_frigate_gets_no_more_objects_than_it_has_room_for(form: dict[str, str], query: str, count: int) -> None:
+async def test_frigate_gets_no_more_objects_than_it_has_room_for() -> None:
     """Its form has an empty key and no minimum score; those of other clients have not, and get all objects."""
     fake = FakeTriton()
     fake.config = {**CONFIG, "output": [{**CONFIG["output"][0], "dims": [25, 6]}]}
     rows = [[number, 8, number + 4, 16, score, 0] for number, score in enumerate([0.8] * 23 + [0.41, 0.39])]
     fake.answer = infer_response(output0=np.array(rows, np.float32))
     async with serving(fake), started(create_app(settings_for(fake.url))) as client:
-        assert json(await client.post(PATH + query, **FORM, data=form))["count"] == count
-
-
-async def test_frigate_loses_no_object_with_its_classes_in_the_query(server: httpx.AsyncClient) -> None:
-    """It stops at the first score below 0.4 and at the first name that it does not know."""
-    answer = json(await server.post(f"{PATH}?classes=blue", **FORM))
-    read = list(takewhile(lambda one: one["confidence"] >= 0.4 and one["label"] == "blue", answer["predictions"]))
-
-    assert len(read) == 1
-    assert json(await server.post(f"{PATH}?classes=", **FORM))["count"] == 2
+        for form, query, count in (
+            ({}, "", 24),
+            ({"min_confidence": "0"}, "", 25),
+            ({}, "?max_objects=1", 1),
+            ({"api_key": ""}, "", 20),
+            ({"api_key": "", "max_objects": "22"}, "", 22),
+            ({"api_key": "a-key"}, "", 24),
+        ):
+            assert json(await client.post(PATH + query, **FORM, data=form))["count"] == count
 
 
 async def test_models_in_the_path_are_listed(server: httpx.AsyncClient) -> None:
-    for method in ("GET", "POST"):
-        listed = json(await server.request(method, "/v1/vision/custom/list"))
-        assert {"six_columns", "yolo_head"} <= set(listed["models"])
-        assert "efficientnet_lite0" not in listed["models"]
-        assert (listed["success"], listed["command"], listed["statusData"]) == (True, "list", None)
+    listed = json(await server.post("/v1/vision/custom/list"))
     answer = json(await server.post("/v1/vision/custom/yolo_head", **FORM))
 
-    assert (answer["command"], answer["count"]) == ("custom", 2)
+    assert {"six_columns", "yolo_head"} <= set(listed["models"])
+    assert "efficientnet_lite0" not in listed["models"]
+    assert (listed["success"], answer["command"], answer["count"]) == (True, "custom", 2)
+    assert json(await server.get("/v1/status/updateavailable"))["updateAvailable"] is False
     assert not json(await server.post("/v1/vision/custom/nothing-like-it", **FORM), 404)["success"]
-
-
-async def test_there_is_never_an_update(server: httpx.AsyncClient) -> None:
-    """Clients ask for updates before they show the service as working."""
-    answer = json(await server.get("/v1/status/updateavailable"))
-
-    assert (answer["success"], answer["updateAvailable"]) == (True, False)
-    assert {"major", "minor", "patch", "preRelease", "securityUpdate", "build", "file", "releaseNotes"} == set(answer["current"])
-
-
-async def test_log_line_has_the_route_model_and_code(
-    gateway: tuple[FakeTriton, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of routes of one image, and of a list of images."""
-    log = captured_log(monkeypatch, middleware)
-    await gateway[1].post("/v1/vision/custom/tiny", files={"image": b"this is no image"})
-    await gateway[1].post("/infer/object_detection", json={"model_id": "tiny", "image": {"type": "base64", "value": "QUJD"}})
-
-    assert [[line.kwargs[name] for name in ("route", "model", "status", "code")] for line in log] == [
-        ["/deepstack/v1/vision/custom/{model}", "tiny", 400, "unsupported_format"],
-        ["/roboflow/infer/object_detection", "tiny", 415, "unsupported_format"],
-    ]
 
 
 async def test_paths_of_a_dialect_that_is_off_do_not_exist() -> None:
@@ -145,63 +112,121 @@ async def guarded(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.mark.parametrize(
-    ("headers", "query", "in_body", "status"),
-    [
+async def test_key_may_be_in_a_header_the_query_or_the_body(guarded: httpx.AsyncClient) -> None:
+    """400 is for the image, only read once the key is known to be valid."""
+    basic = {"Authorization": "Basic " + base64.b64encode(f"camera:{SECRET}".encode()).decode()}
+    rows: list[tuple[dict[str, str], str, str | None, int]] = [
         ({}, "", None, 401),
-        ({"Authorization": "Basic " + base64.b64encode(f"camera:{SECRET}".encode()).decode()}, "", "", 400),
+        (basic, "", "", 400),
         ({"Authorization": "Basic %%%"}, "", "", 401),
         ({}, f"?api_key={CAMERA}", "", 400),
         ({}, "?api_key=camera.wrong", CAMERA, 401),
         ({}, "?api_key=", CAMERA, 400),
-        ({}, "?api_key=", "", 401),
-        ({}, "", CAMERA, 400),
         ({}, "", "\N{SNOWMAN}", 401),
         ({}, "", MONITOR, 403),
         ({"X-API-Key": "camera.wrong"}, "", CAMERA, 401),
-        (BEARER, "", "camera.wrong", 400),
         ({**BEARER, "X-API-Key": CAMERA}, "", "", 401),
-    ],
-)
-async def test_key_may_be_in_a_header_the_query_or_the_body(
-    guarded: httpx.AsyncClient, headers: dict[str, str], query: str, in_body: str | None, status: int
-) -> None:
-    """400 is for the image, only read once the key is known to be valid."""
-    fields = {} if in_body is None else {"api_key": in_body}
-    response = await guarded.post(PATH + query, files={"image": b"this is no image"}, data=fields, headers=headers)
-
-    assert not json(response, status)["success"]
-    assert status == 401 or "api_key" not in response.text
+    ]
+    for headers, query, in_body, status in rows:
+        fields = {} if in_body is None else {"api_key": in_body}
+        response = await guarded.post(PATH + query, files={"image": b"this is no image"}, data=fields, headers=headers)
+        assert not json(response, status)["success"]
+        assert status == 401 or "api_key" not in response.text
 
 
 async def test_list_takes_the_key_of_a_form(guarded: httpx.AsyncClient) -> None:
-    path, others = "/v1/vision/custom/list", {"unused": (None, "")}
+    path = "/v1/vision/custom/list"
     for credential, status in ((CAMERA, 200), ("camera.wrong", 401)):
-        for form in ({"data": {"api_key": credential}}, {"data": {"api_key": credential}, "files": others}):
-            assert (await guarded.post(path, **form)).status_code == status
-
-    async def chunks() -> AsyncIterator[bytes]:
-        yield f"api_key={CAMERA}".encode()
-
-    assert (await guarded.post(path, content=chunks(), headers={"Content-Type": URLENCODED})).status_code == 200
-    assert (await guarded.post(path)).status_code == 401
-    assert (await guarded.get(f"{path}?api_key={CAMERA}")).status_code == 200
+        assert (await guarded.post(path, data={"api_key": credential}, files={"unused": (None, "")})).status_code == status
+        assert (await guarded.get(f"{path}?api_key={credential}")).status_code == status
 
 
-async def test_text_and_faces_are_those_of_the_gateway(faces: httpx.AsyncClient, server: httpx.AsyncClient) -> None:
-    for path in ("/v1/image/ocr", "/deepstack/v1/vision/ocr"):
-        read = json(await faces.post(path, files={"image": SCENE}, data={"min_confidence": "0.8"}))
-        assert [one["label"] for one in read["predictions"]] == ["r"]
-        assert (read["success"], read["count"], read["command"], read["message"]) == (True, 1, "ocr", "Found r")
-    own = json(await faces.post("/faces/detect?confidence=0.4", content=SCENE))["faces"]
-    found = json(await faces.post("/v1/vision/face", **FORM))["predictions"]
-    assert [(one["confidence"], "label" in one) for one in found] == [(face["score"], False) for face in own]
-    assert found[0]["x_min"] == pytest.approx(own[0]["box"][0] * 200, abs=1)
-    same = json(await faces.post("/v1/vision/face/match", files={"image1": SCENE, "image2": SCENE}))
-    assert (same["success"], same["similarity"]) == (True, 1.0)
-    for action in ("register", "recognize", "list", "delete"):
-        error = json(await faces.post(f"/v1/vision/face/{action}", data={"userid": "a"}), 404)
-        assert (error["success"], "`nereid serve --search` turns it on" in error["error"]) == (False, True)
-    for path, names in (("face", ["image"]), ("face/match", ["image1", "image2"])):  # faces are off by default
-        error = json(await server.post(f"/v1/vision/{path}", files=dict.fromkeys(names, SCENE)), 404)
-        assert "NEREID_FACES" in error["error"]
+Searched = tuple[PostgresEngine, httpx.AsyncClient]
+
+
+def picture(*faces: tuple[str, tuple[int, int, int, int]]) -> bytes:
+    image = Image.new("RGB", (200, 100), "white")
+    for colour, box in faces:
+        ImageDraw.Draw(image).rectangle(box, colour)
+    image.save(file := BytesIO(), "PNG")
+    return file.getvalue()
+
+
+RED, SMALL, NOBODY = picture(("red", (10, 10, 90, 90))), picture(("red", (10, 10, 29, 29))), picture()
+BLUE = picture(("red", (10, 10, 29, 29)), ("blue", (100, 10, 179, 89)))
+"""Its largest face is blue; that of `SCENE` is red."""
+
+
+@pytest.fixture
+async def searched(settings: Settings, triton: EmbeddedTriton, database: str) -> AsyncIterator[Searched]:
+    assert triton.poll() is None
+    async with searching(settings, database) as made:
+        yield made
+
+
+async def ask(client: httpx.AsyncClient, action: str, status: int = 200, files: Any = None, **data: str) -> Any:  # noqa: ANN401
+    return json(await client.post(f"/v1/vision/face/{action}", files=files, data=data), status)
+
+
+async def recognize(client: httpx.AsyncClient, image: bytes = SCENE, **data: str) -> list[str]:
+    return [each["userid"] for each in (await ask(client, "recognize", 200, {"image": image}, **data))["predictions"]]
+
+
+async def test_registered_faces_are_recognized(searched: Searched) -> None:
+    engine, client = searched
+    assert await recognize(client) == ["unknown", "unknown"]
+    added = await ask(client, "register", files={"image1": SCENE, "image2": RED}, userid="Ruth")
+    assert (added["success"], added["message"], added["command"], added["code"]) == (True, "face added", "register", 200)
+    found = await ask(client, "recognize", files={"image": SCENE})
+    ruth, other = found["predictions"]
+    assert (ruth["userid"], ruth["confidence"]) == ("Ruth", pytest.approx(1, abs=1e-3))
+    assert (other["userid"], other["confidence"]) == ("unknown", 0)
+    assert (found["success"], found["count"], found["message"]) == (True, 2, "A face was recognised")
+    own = json(await client.post("/v1/vision/face", files={"image": SCENE}))["predictions"]
+    assert [one["x_min"] for one in own] == [one["x_min"] for one in found["predictions"]]
+
+    # The eyes of a small face are too near to each other.
+    assert "quality" in (await ask(client, "register", 400, files={"image": SMALL, "image2": BLUE}, userid="Tiny"))["error"]
+    assert await recognize(client, SMALL, min_confidence="0.01") == ["unknown"]
+    for message in ("face added", "face updated"):
+        assert (await ask(client, "register", files={"image": BLUE}, userid="Ben"))["message"] == message
+    assert (await ask(client, "list"))["faces"] == ["Ben", "Ruth"]
+    assert await recognize(client) == ["Ruth", "Ben"]
+    for userid in ("Ruth", "nobody"):
+        assert (await ask(client, "delete", userid=userid))["success"]
+    assert await recognize(client) == ["unknown", "Ben"]
+    assert {each.name: each.records for each in await engine.statistics("")}["faces"] == 1
+
+
+async def test_invalid_registration_keeps_no_picture(searched: Searched) -> None:
+    _, client = searched
+    for files, data in (
+        ({"image": SCENE, "image2": NOBODY}, {"userid": "Ruth"}),
+        ({"image": SCENE, "image2": b"no image"}, {"userid": "Ruth"}),
+        ({"image": SCENE}, {"userid": " "}),
+        ({"image": SCENE}, {}),
+        ({}, {"userid": "Ruth"}),
+        ([("image", SCENE)] * 65, {"userid": "Ruth"}),
+    ):
+        error = await ask(client, "register", 400, files=files, **data)
+        assert (error["success"], bool(error["error"])) == (False, True)
+    assert not (await ask(client, "delete", 400))["success"]
+    assert (await ask(client, "list"))["faces"] == []
+
+
+async def test_cameras_recognize_and_others_register(
+    settings: Settings, triton: EmbeddedTriton, database: str, tmp_path: Path
+) -> None:
+    assert triton.poll() is None
+    keys = (("camera", "s", "detect"), ("boss", "s", "ingest search"), ("other", "s", "ingest detect"))
+    file = write_keys(tmp_path, *keys, tenants={"other": "elsewhere"})
+    async with searching(settings, database, api_keys_file=file) as (_, client):
+        await ask(client, "register", files={"image": SCENE}, userid="Ruth", api_key="boss.s")
+        await ask(client, "register", files={"image": BLUE}, userid="Ben", api_key="other.s")
+        for action in ("register", "list", "delete"):
+            files = {"image": SCENE} if action == "register" else None
+            await ask(client, action, 403, files, userid="Ruth", api_key="camera.s")
+            await ask(client, action, 401, files, userid="Ruth")
+        assert await recognize(client, api_key="camera.s") == ["Ruth", "unknown"]
+        assert await recognize(client, api_key="other.s") == ["unknown", "Ben"]
+        assert (await ask(client, "list", api_key="boss.s"))["faces"] == ["Ruth"]

@@ -1,8 +1,6 @@
 """The dialect of Roboflow, as `inference-sdk` and its users' own programs speak it."""
 
-from base64 import b64decode, b64encode
-from io import BytesIO
-from pathlib import Path
+from base64 import b64encode
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -11,16 +9,11 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from PIL import Image
 
-from app.cascade.catalog import FILE
-from app.embedded.server import EmbeddedTriton
-from app.main import create_app
-from app.settings.schema import Settings
 from tests.api.dialects.conformance import URLENCODED, Box, Conformance, Sent, random_scene
 from tests.fakes import models
 from tests.fakes.https import Host
-from tests.support import SCENE, json, started
+from tests.support import SCENE, json
 
 V1 = "/infer/object_detection"
 V0 = "/six_columns/1"
@@ -74,29 +67,16 @@ class TestV0(_RoboflowConformance):
         return sent._replace(arguments={**sent.arguments, "params": {**sent.arguments["params"], "api_key": key}})
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 async def test_parameters_mean_what_they_mean_to_the_gateway(server: httpx.AsyncClient, seed: int) -> None:
     random = Random(seed)  # noqa: S311 - no secret
     image, _, _ = random_scene(random)
-    model = random.choice(["six_columns", "yolo_head", "yolox_head", "half_four_tensors"])
-    own: dict[str, Any] = {"confidence": 0.4, "iou": 0.3, "boxes": "cxcywh", "max_detections": 300}
-    v1: dict[str, Any] = {}
-    v0: dict[str, Any] = {}
-    if model == "six_columns":
-        del own["iou"]
-    if random.random() < 0.6:
-        own["confidence"] = v1["confidence"] = random.choice([0.05, 0.3, 0.85])
-        v0["confidence"] = own["confidence"] * random.choice([1, 100])
-    if random.random() < 0.6:
-        own["iou"] = v1["iou_threshold"] = v0["overlap"] = random.choice([0.0, 0.2, 0.45, 0.7])
-    if random.random() < 0.5:
-        names = random.sample(["red", "blue"], random.randint(1, 2))
-        own["classes"] = v0["classes"] = ",".join(names)
-        v1["class_filter"] = names
-    else:  # of some clients without a filter
-        v0["classes"], v1["class_filter"] = "", []
-    if random.random() < 0.5:
-        own["max_detections"] = v1["max_detections"] = v0["max_detections"] = random.randint(1, 3)
+    model = random.choice(["yolo_head", "yolox_head", "half_four_tensors"])
+    confidence, iou = random.choice([0.05, 0.3, 0.85]), random.choice([0.0, 0.2, 0.45, 0.7])
+    names, count = random.sample(["red", "blue"], random.randint(1, 2)), random.randint(1, 3)
+    own = {"confidence": confidence, "iou": iou, "classes": ",".join(names), "max_detections": count, "boxes": "cxcywh"}
+    v1 = {"confidence": confidence, "iou_threshold": iou, "class_filter": names, "max_detections": count}
+    v0 = {"confidence": confidence * 100, "overlap": iou, "classes": ",".join(names), "max_detections": count}
     expected = json(await server.post(f"/predict/{model}", params=own, content=image))["detections"]
     first = json(await server.post(V1, json={"model_id": model, "image": to_image(image), **v1}))
     second = json(await server.post(f"/{model}/1", params=v0, files={"file": ("a.jpg", image)}))
@@ -106,121 +86,66 @@ async def test_parameters_mean_what_they_mean_to_the_gateway(server: httpx.Async
         np.testing.assert_allclose(boxes, [[*one["bbox"], one["confidence"], one["class_id"]] for one in expected], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("names", "found"),
-    [
-        (["blue", "dragon"], ["blue"]),
-        (["dragon"], []),
-        (["red,blue", "red"], ["red"]),
-        ("red,blue", ["red", "blue"]),
-    ],
-)
-async def test_classes_that_the_model_does_not_have_are_left_out(
-    server: httpx.AsyncClient, names: str | list[str], found: list[str]
-) -> None:
+async def test_classes_that_the_model_does_not_have_are_left_out(server: httpx.AsyncClient) -> None:
     """A name in a list may have a comma; a text, and the `classes` of v0, are names separated by commas."""
-    v1 = json(await server.post(V1, json={"image": IMAGE, "class_filter": names}))
-    v0 = json(await server.post(V0, params={"classes": f"{found[0]},dragon" if found else "dragon"}, content=SCENE))
-
-    assert [one["class"] for one in v1["predictions"]] == found
-    assert [one["class"] for one in v0["predictions"]] == found[:1]
+    for names, found in ((["blue", "dragon"], ["blue"]), (["red,blue", "red"], ["red"]), ("red,blue", ["red", "blue"])):
+        v1 = json(await server.post(V1, json={"image": IMAGE, "class_filter": names}))
+        v0 = json(await server.post(V0, params={"classes": f"{found[0]},dragon"}, content=SCENE))
+        assert [one["class"] for one in v1["predictions"]] == found
+        assert [one["class"] for one in v0["predictions"]] == found[:1]
 
 
 async def test_list_of_images_is_answered_by_a_list(server: httpx.AsyncClient) -> None:
     answer = json(await server.post(V1, json={"image": [IMAGE] * 5, "confidence": "best"}))
 
     assert [[one["class"] for one in each["predictions"]] for each in answer] == [["red", "blue"]] * 5
-    assert len({each["inference_id"] for each in answer}) == 5
     assert len({UUID(one["detection_id"]) for each in answer for one in each["predictions"]}) == 10
-    assert all(0 < each["time"] < 60 for each in answer)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+async def test_errors_say_what_is_wrong(server: httpx.AsyncClient) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"image": [IMAGE] * 65}, "exceeds the maximum of 64"),
         ({"image": []}, "the list of images is empty"),
         ({"image": [[IMAGE]]}, '"type": "base64"'),
-        ({"image": None}, '"type": "base64"'),
-        ({"image": {"type": "base64", "value": ""}}, "empty"),
         ({"image": {"type": "base64", "value": "é"}}, "not base64"),
         ({"image": {"type": "numpy", "value": "gASV"}}, "'numpy' are not supported"),
-        ({"image": {"type": "url", "value": "https://example.org/a.jpg"}}, "NEREID_URL_HOSTS"),
         ({"image": [IMAGE, {"type": "url", "value": "file:///etc/passwd"}]}, "NEREID_URL_HOSTS"),
         ({"image": [IMAGE, {"type": "url", "value": "x"}], "visualize_predictions": True}, "visualize_predictions"),
         ({"confidence": 40}, "confidence: expected a number from 0 to 1"),
-        ({"max_detections": 10**30}, "max_detections: expected a whole number"),
         ({"class_filter": [["red"]]}, '"class_filter" is a list; expected a string, a finite number'),
         ({"class_filter": ["x" * 2**16]}, "the JSON object has more than 64 KiB beside its image"),
-    ],
-)
-async def test_errors_say_what_is_wrong(server: httpx.AsyncClient, changes: dict[str, Any], message: str) -> None:
-    assert message in json(await server.post(V1, json={"image": IMAGE, **changes}), 400)["message"]
+    ]
+    for changes, message in rows:
+        assert message in json(await server.post(V1, json={"image": IMAGE, **changes}), 400)["message"]
 
 
 async def test_model_that_does_not_exist_is_404(server: httpx.AsyncClient) -> None:
-    for model_id in ("nothing-like-it/1", "six_columns/9", "a/b/c", "", "/1", "six_columns/0", "six_columns/-1"):
+    for model_id in ("nothing-like-it/1", "six_columns/9", "a/b/c", "", "six_columns/-1"):
         for path in (V1, "/model/add"):
             assert json(await server.post(path, json={"image": IMAGE, "model_id": model_id}), 404)["message"]
-    for version, status in (("0", 404), ("7", 404), ("9" * 19, 404), ("9" * 5000, 400)):
+    for version, status in (("7", 404), ("9" * 5000, 400)):
         json(await server.post(f"/six_columns/{version}", content=SCENE), status)
 
 
-async def test_models_are_listed_and_added(server: httpx.AsyncClient) -> None:
-    listed = json(await server.get("/model/registry"))["models"]
-    added = json(await server.post("/model/add", json={"model_id": "six_columns", "api_key": "any"}))["models"]
-
-    size = {"input_height": 128, "input_width": 128}
-    assert {"model_id": "six_columns/1", "task_type": "object-detection", "batch_size": None, **size} in listed
-    assert not any(model["model_id"].startswith("efficientnet") for model in listed)
-    assert added[0] == {**added[0], "model_id": "six_columns"}
-    assert added[1:] == [model for model in listed if model["model_id"] != "six_columns/1"]
-    assert "classifier" in json(await server.post("/model/add", json={"model_id": "efficientnet_lite0"}), 400)["message"]
-
-
-async def test_pictures_are_drawn(server: httpx.AsyncClient) -> None:
-    foreign = {"url": "https://example.org/a.jpg", "version": "1.0.0"}
-    for image, draws in ((IMAGE, True), ([IMAGE], 1), ([IMAGE] * 3, 1)):
-        answer = json(await server.post(V1, json={"image": image, "visualize_predictions": draws, **foreign}))
-        for each in answer if isinstance(answer, list) else [answer]:
-            with Image.open(BytesIO(b64decode(each["visualization"]))) as picture:
-                assert (picture.format, picture.size) == ("JPEG", (200, 100))
-            assert len(each["predictions"]) == 2
-    both = json(await server.post(f"{V0}?format=image_and_json&labels=true&stroke=3", files={"file": ("a.jpg", SCENE)}))
-    alone = await server.post(f"{V0}?format=image", files={"file": ("a.jpg", SCENE)})
-
-    assert alone.headers["content-type"] == "image/jpeg"
-    assert b64decode(both["visualization"])[:2] == alone.content[:2] == b"\xff\xd8"
-    assert len(both["predictions"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("path", "content", "content_type"),
-    [
-        (V0, TEXT.encode(), URLENCODED),
+async def test_body_may_be_declared_as_another_type(server: httpx.AsyncClient) -> None:
+    """`inference-sdk` declares base64 to be JSON, and curl JSON to be a form; files are sent as they are."""
+    document = msgspec.json.encode({"image": IMAGE})
+    for path, content, content_type in (
         (V0, TEXT.encode(), "application/json"),
         (V0, f"data:image/png;base64,{TEXT}".encode(), URLENCODED),
         (V0, SCENE, URLENCODED),
-        (V0, SCENE, "image/bmp"),
-        (V1, msgspec.json.encode({"image": IMAGE}), URLENCODED),
-    ],
-)
-async def test_body_may_be_declared_as_another_type(
-    server: httpx.AsyncClient, path: str, content: bytes, content_type: str
-) -> None:
-    """`inference-sdk` declares base64 to be JSON, and curl JSON to be a form; files are sent as they are."""
-    answer = json(await server.post(path, content=content, headers={"Content-Type": content_type}))
-
-    assert len(answer["predictions"]) == 2
-    image = await server.post(V1, content=msgspec.json.encode({"image": IMAGE}), headers={"Content-Type": "image/png"})
+        (V1, document, URLENCODED),
+    ):
+        answer = json(await server.post(path, content=content, headers={"Content-Type": content_type}))
+        assert len(answer["predictions"]) == 2
+    image = await server.post(V1, content=document, headers={"Content-Type": "image/png"})
     assert "application/json" in json(image, 415)["message"]
 
 
 async def test_thresholds_of_v0_are_fractions_or_percentages(server: httpx.AsyncClient) -> None:
-    for confidence in ("101", "-1", "x", "nan"):
-        for name in ("confidence", "overlap"):
-            answer = json(await server.post(f"{V0}?{name}={confidence}", files={"file": ("a.jpg", SCENE)}), 400)
-            assert answer["message"] == f"{name}: expected a number from 0 to 100"
+    for name, value in (("confidence", "101"), ("overlap", "nan")):
+        answer = json(await server.post(f"{V0}?{name}={value}", content=SCENE), 400)
+        assert answer["message"] == f"{name}: expected a number from 0 to 100"
     for confidence, count in (("0.99", 0), ("1", 2)):  # of which 1 is one percent
         assert len(json(await server.post(V0, params={"confidence": confidence}, content=SCENE))["predictions"]) == count
 
@@ -240,79 +165,21 @@ async def test_images_are_fetched_from_hosts_that_are_allowed(remote: tuple[Host
     host, server = remote
     url = host.url("/scene.bmp")
     image = {"type": "url", "value": url}
-    alone = json(await server.post(V1, json={"image": image, "visualize_predictions": True}))
-    one = json(await server.post(V1, json={"image": [image]}))
+    one = json(await server.post(V1, json={"image": image}))
     two = json(await server.post(V1, json={"image": [image, IMAGE]}))
     v0 = json(await server.post(V0, params={"image": url}))
 
-    assert b64decode(alone["visualization"])[:2] == b"\xff\xd8"
-    assert [len(answer["predictions"]) for answer in (alone, *one, *two, v0)] == [2] * 5
+    assert [len(answer["predictions"]) for answer in (one, *two, v0)] == [2] * 4
     assert json(await server.post(V0, params={"image": f"{url}x"}), 424)["message"]
 
 
-async def test_text_is_that_of_the_gateway(faces: httpx.AsyncClient) -> None:
-    path, image = "/ocr/pp-ocr", to_image(SCENE)
-    own = json(await faces.post("/ocr/predict?min_rec_score=0", content=SCENE))
-    one = json(await faces.post(path, json={"image": image}))
-    two = json(await faces.post(f"/roboflow{path}", json={"image": [image, image], "generate_bounding_boxes": True}))
-    plain = json(await faces.post(path, json={"image": image, "generate_bounding_boxes": False}))
-
-    for answer in (one, *two):
-        assert (answer["result"], answer["image"], answer["parent_id"]) == (own["full_text"], own["image"], None)
-        for found, region in zip(answer["predictions"], own["regions"], strict=True):
-            x, y = region["box"][::2], region["box"][1::2]
-            assert (found["class"], found["confidence"], found["class_id"]) == (region["text"], region["rec_score"], 0)
-            assert found["x"] - found["width"] / 2 == pytest.approx(min(x), abs=0.01)
-            assert found["y"] + found["height"] / 2 == pytest.approx(max(y), abs=0.01)
-    assert (plain["result"], plain["image"], plain["predictions"]) == (own["full_text"], None, None)
-    assert json(await faces.post(path, json={"image": [image, to_image(SCENE[:30])]}), 422).keys() == {"status", "message"}
-
-
-@pytest.mark.parametrize(
-    ("path", "missing", "instead"),
-    [
+async def test_model_that_roboflow_has_is_not_replaced_by_another(faces: httpx.AsyncClient) -> None:
+    for path, missing, instead in (
         ("/doctr/ocr", "no doctr", "/ocr/pp-ocr"),
-        ("/easy_ocr/ocr", "no easy_ocr", "/ocr/pp-ocr"),
         ("/clip/embed_image", "no model clip", "/embed/image"),
-        ("/clip/embed_text", "CLIP", "/embed/text"),
         ("/clip/compare", "CLIP", "/embed/text"),
-    ],
-)
-async def test_model_that_roboflow_has_is_not_replaced_by_another(
-    faces: httpx.AsyncClient, path: str, missing: str, instead: str
-) -> None:
-    for prefix, images in (("", IMAGE), ("/roboflow", [IMAGE, IMAGE])):
-        error = json(await faces.post(prefix + path, json={"image": images}), 404)
+    ):
+        error = json(await faces.post(f"/roboflow{path}", json={"image": [IMAGE, IMAGE]}), 404)
         assert error.keys() == {"status", "message"}
         assert missing in error["message"]
         assert instead in error["message"]
-
-
-CASCADES = """
-[doctr.steps]
-lines = { model = "ocr_detection" }
-text = { model = "ocr_recognition", of = "lines", crop = "corners" }
-[easy_ocr.steps]
-lines = { model = "ocr_detection" }
-"""
-
-
-async def test_models_of_roboflow_answer_when_they_have_been_added(
-    settings: Settings, triton: EmbeddedTriton, tmp_path: Path
-) -> None:
-    assert triton.poll() is None
-    (tmp_path / FILE).write_text(CASCADES)
-    (tmp_path / "routes.toml").write_text('[clip]\nto = "embedding"\n')
-    own = msgspec.structs.replace(settings, model_repository=str(tmp_path), routes_file=str(tmp_path / "routes.toml"))
-    async with started(create_app(own)) as server:
-        vector = json(await server.post("/embed/image", content=SCENE))["embedding"]
-        image = to_image(SCENE)
-        one = json(await server.post("/clip/embed_image", json={"image": image, "clip_version_id": "ViT-B-16"}))
-        two = json(await server.post("/roboflow/clip/embed_image", json={"image": [image, image]}))
-        text = json(await server.post("/doctr/ocr", json={"image": image}))
-        unfit = json(await server.post("/easy_ocr/ocr", json={"image": image}), 502)
-
-    assert one.keys() == {"inference_id", "frame_id", "time", "embeddings"}
-    assert (one["embeddings"], two["embeddings"]) == ([vector], [vector, vector])
-    assert (bool(text["result"]), text["predictions"]) == (True, None)
-    assert "has no step text" in unfit["message"]

@@ -38,18 +38,7 @@ LISTS = ["[", "{}", "[7]", '["a", "b"]', r'["\u0000"]', r'["\ud800"]', f'["{5000
 TEXTS: list[Any] = [None, {"a": "b"}, "", " \t ", 501 * "x", "a\0b", 1_000_000 * "字"]
 NO_TEXT = [rb'{"text": "\ud800"}', b'{"text": "\xff"}', b"{", b"[]", b"", DEEP.encode(), b'{"text": ' + 100_000 * b"["]
 FOLDERS = ["", "/", "/etc", "..", "photos", "a\0", "a" * 5000, SQL, "/proc/self/fd"]
-NO_IMAGES = [
-    "%00",
-    "%ff",
-    257 * "x",
-    quote(SQL),
-    "%F0%9F%91%8D",
-    "a%2Fb",
-    "..",
-    "%0A",
-    "x?include_embedding=perhaps",
-    "x/thumbnail",
-]
+NO_IMAGES = ["%00", "%ff", 257 * "x", quote(SQL), "a%2Fb", "..", "%0A", "x?include_embedding=perhaps", "x/thumbnail"]
 
 
 def hostile() -> Iterator[tuple[str, str, dict[str, Any]]]:

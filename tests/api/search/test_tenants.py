@@ -1,17 +1,67 @@
-"""Two keys with a tenant each: with the ids of the other one, no route shows or changes anything of it."""
+"""What is kept of an image, who may see and delete it; and no route shows or changes anything of another tenant."""
 
 import random
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 
 from app.api.search import routes
-from tests.api.search.conftest import OpenGateway, key
+from app.search.postgres.engine import PostgresEngine
+from tests.api.search.conftest import OpenGateway, index, key, picture
 from tests.fakes.models import scene
 from tests.support import json
+
+IMAGE = picture((10, 10, 89, 89), (110, 10, 189, 89))
+
+
+async def test_image_is_shown_and_deleted(open_gateway: OpenGateway, own_engine: PostgresEngine) -> None:
+    path = f"/query/image/{quote('Zürich 1')}"
+    async with open_gateway(search_thumbnails=True) as client:
+        await index(own_engine, client, "Zürich 1", IMAGE, ["EXIT"], camera=3)
+        shown = json(await client.get(f"/v1{path}?include_embedding=true"))
+        statistics = json(await client.get("/query/stats"))
+        kept = await client.get(f"{path}/thumbnail")
+        none = json(await client.get(f"{path}/thumbnail?face_id=x"), 404)["code"]
+        deleted = json(await client.delete(path))
+        unknown = [json(await client.request(method, path), 404)["code"] for method in ("GET", "DELETE")]
+
+    assert (shown["status"], shown["image_id"], len(shown["global_embedding"])) == ("success", "Zürich 1", 12)
+    assert (shown["metadata"]["image_path"], shown["metadata"]["metadata"]) == ("/images/Zürich 1.png", {"camera": 3})
+    assert sorted(shown["indexed_in"]) == ["faces", "global", "ocr", "people", "vehicles"]
+    numbers = [shown[f"num_{name}"] for name in ("detections", "vehicle_detections", "person_detections", "faces")]
+    assert (numbers, shown["has_ocr"], shown["full_text"]) == ([2, 1, 1, 2], True, "EXIT")
+    counts = {each["name"]: each["doc_count"] for each in statistics["indexes"]}
+    assert counts == {f"visual_search_{name}": 1 for name in ("global", "vehicles", "people", "ocr")} | {"visual_search_faces": 2}
+    assert (kept.content, kept.headers["content-type"], kept.headers["cache-control"][:7]) == (b"a JPEG", "image/jpeg", "private")
+    assert [none, *unknown] == ["unknown_record"] * 3
+    assert (sorted(deleted["deleted_from"]), deleted["total_deleted"]) == (sorted(shown["indexed_in"]), 6)
+
+
+KEYS = ("reader", "writer", "camera", "feeder")
+SCOPES = {
+    ("POST", "/ocr/search?text=x"): [200, 403, 403, 403],
+    ("GET", "/query/stats"): [200, 403, 403, 403],
+    ("DELETE", "/query/image/x"): [403, 404, 403, 404],
+    ("POST", "/ingest"): [403, 201, 403, 200],
+    ("POST", "/ingest/directory"): [403, 400, 403, 400],
+    ("POST", "/embed/image?index=true"): [403, 403, 403, 200],
+}
+"""Statuses of a key with the scope `search`, `ingest`, `detect`, and both of the last."""
+
+
+async def test_route_of_search_needs_a_key_with_its_scope(open_gateway: OpenGateway) -> None:
+    async with open_gateway(dict(zip(KEYS, ("search", "ingest", "detect", "ingest detect"), strict=True))) as client:
+        for (method, path), statuses in SCOPES.items():
+            content = IMAGE if path.startswith(("/ingest", "/embed")) else None
+            asked = [await client.request(method, path, content=content, headers=key(name)) for name in KEYS]
+            assert (path, [answer.status_code for answer in asked]) == (path, statuses)
+        foreign = {**key("writer"), "Origin": "https://elsewhere.example"}
+        json(await client.delete("/query/image/x", headers=foreign), 403)
+
 
 TENANTS = ("north", "south")
 _BLOCK = 25

@@ -1,20 +1,80 @@
-"""Requests of search while the database is away, does not answer, or has much to do."""
+"""The process of search beside a worker: what is passed on to it, and requests while the database is away or has much to do."""
 
 import asyncio
+import re
+from collections.abc import AsyncIterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 import pytest
 
+from app.api import beside
+from app.api.search import routes
 from app.main import create_app
 from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
+from tests.api.conftest import post_unread, write_keys
 from tests.api.search.conftest import OpenGateway, key
 from tests.postgres import Server
-from tests.search.made import gateway_of
+from tests.search.made import gateway_of, served
 from tests.support import SCENE, json, started, until
+
+ROUTES = [
+    (method, path) for route in (*routes.MODEL_ROUTES, *routes.ROUTES) for path in route.paths for method in route.http_methods
+]
+DOTS = ["/ingest/%2e%2e/metrics", "/query/%2e%2e/health", "/search/%2e%2e%2fready", "/v1/query/%2e%2e/%2e%2e/livez"]
+
+
+async def test_routes_of_search_say_how_it_is_turned_on(faces: httpx.AsyncClient) -> None:
+    for method, path in sorted(ROUTES):
+        asked = re.sub(r"{\w+:\w+}", "1", path)
+        problem = json(await faces.request(method, f"/v1{asked}?text=red"), 404)
+        assert (path, problem["code"]) == (path, "not_offered")
+        assert problem["detail"].startswith(f"{asked} is off, because this gateway keeps no images; `nereid serve --search`")
+
+
+async def test_paths_that_are_not_of_search_lead_to_no_other_route(gateway: httpx.AsyncClient) -> None:
+    for path in DOTS:
+        assert json(await gateway.get(path), 404)["code"] == "not_found"
+    assert "/search/docs lists those that do" in json(await gateway.get("/search/nothing"), 404)["detail"]
+    assert "/search/image" in (await gateway.get("/search/docs")).text
+
+
+async def test_header_that_cannot_be_passed_on_is_an_error_of_the_client(gateway: httpx.AsyncClient) -> None:
+    assert json(await gateway.get("/query/duplicates", headers={"x-odd": "\0"}), 400)["code"] == "malformed_request"
+
+
+async def test_unfinished_uploads_are_refused_above_a_limit_and_delay_no_detection(
+    gateway: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "MAX_PASSED_ON", 2)
+    is_begun, may_end = asyncio.Semaphore(0), asyncio.Event()
+
+    async def send_slowly() -> AsyncIterator[bytes]:
+        is_begun.release()
+        await may_end.wait()
+        yield SCENE
+
+    uploads = [asyncio.create_task(gateway.post("/ingest", content=send_slowly())) for _ in range(2)]
+    for _ in uploads:
+        await is_begun.acquire()
+    refused = json(await gateway.get("/query/duplicates"), 429)
+    json(await gateway.post("/detect", content=SCENE))
+    may_end.set()
+
+    assert (refused["code"], refused["detail"]) == ("gateway_full", "too many requests of search are in progress")
+    assert {answer.status_code for answer in await asyncio.gather(*uploads)} <= {200, 201}
+    json(await gateway.get("/query/duplicates"))
+
+
+async def test_body_without_a_valid_key_is_refused_before_it_is_received(search_settings: Settings, tmp_path: Path) -> None:
+    keys = write_keys(tmp_path, ("camera", "s", "ingest"))
+    async with served(msgspec.structs.replace(search_settings, api_keys_file=keys)) as app:
+        for headers in ({}, {"x-api-key": "camera.wrong"}):
+            refused = await post_unread(app, "/v1/ingest", {"content-length": "9", **headers})
+            assert (refused.status, refused.problem["code"]) == (401, "unauthorized")
+
 
 WAYS = (
     ("POST", "/ingest?timeout_ms=300", SCENE),
@@ -38,39 +98,21 @@ async def test_every_request_ends_by_its_deadline(open_gateway: OpenGateway, own
         await until(answers)
 
 
-async def test_database_that_many_use_is_not_taken_for_one_that_hangs(
-    open_gateway: OpenGateway, own_engine: PostgresEngine
-) -> None:
-    names = ("one", "two", "three")
-    async with open_gateway(dict.fromkeys(names, "search")) as client:
-        async with own_engine.as_owner() as connection:
-            await connection.execute("LOCK TABLE images")
-            slow = [asyncio.create_task(client.get("/query/duplicates", headers=key(name))) for name in names for _ in range(4)]
-            await asyncio.sleep(2.5)  # longer than the gateway waits for the database to say that it lives
-        assert [reply.status_code for reply in await asyncio.gather(*slow)] == [httpx.codes.OK] * len(slow)
-
-
-@pytest.mark.parametrize(
-    ("table", "method", "path"),
-    [("images", "GET", "/query/duplicates"), ("images", "GET", "/query/duplicates/stats"), ("texts", "POST", "/ocr/search?text=r")],
-)
 async def test_slow_requests_of_one_caller_leave_connections_to_others(
-    open_gateway: OpenGateway, own_engine: PostgresEngine, table: str, method: str, path: str
+    open_gateway: OpenGateway, own_engine: PostgresEngine
 ) -> None:
     async with open_gateway({"one": "search", "other": "search ingest"}) as client:
         json(await client.post("/ingest", content=SCENE, headers=key("other")), 201)
         async with own_engine.as_owner() as connection:
-            await connection.execute(f"LOCK TABLE {table}")
-            slow = [asyncio.create_task(client.request(method, path, headers=key("one"))) for _ in range(20)]
+            await connection.execute("LOCK TABLE texts")
+            slow = [asyncio.create_task(client.post("/ocr/search?text=r", headers=key("one"))) for _ in range(20)]
             await asyncio.sleep(0.3)
             late = json(await client.post("/ocr/search?text=r&timeout_ms=100", headers=key("one")), 504)
-            json(await client.get("/ingest/jobs", headers=key("other")))
-            if table == "texts":
-                assert json(await client.post("/search/image", content=SCENE, headers=key("other")))["total_results"] == 1
+            assert json(await client.post("/search/image", content=SCENE, headers=key("other")))["total_results"] == 1
         replies = [json(reply) for reply in await asyncio.gather(*slow)]
 
     assert late["code"] == "deadline_passed"
-    assert table != "texts" or [reply["total_results"] for reply in replies] == [1] * len(slow)
+    assert [reply["total_results"] for reply in replies] == [1] * len(slow)
 
 
 @pytest.mark.parametrize("mode", ["on", "alone"])
@@ -88,18 +130,6 @@ async def test_only_search_is_unhealthy_without_its_database(gateway_settings: S
     assert statuses == ((503, 503, 404) if mode == "alone" else (200, 200, 200))
     assert ready.json()["services"]["search"]["ok"] is False
     assert {(reply.status_code, reply.json()["code"]) for reply in searches} == {(503, "search_unavailable")}
-
-
-async def test_vector_that_search_cannot_keep_is_refused_with_the_time_to_wait(
-    searching: httpx.AsyncClient, database: str, postgres: Server
-) -> None:
-    name = urlsplit(database).path.removeprefix("/")
-    json(await searching.post("/embed/image?index=true", content=SCENE))
-    await postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-    await postgres.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")  # noqa: S608
-    refused = await searching.post("/embed/image?index=true", content=SCENE)
-
-    assert (json(refused, 503)["code"], refused.headers["retry-after"]) == ("search_unavailable", "1")
 
 
 async def test_image_is_not_added_where_its_index_would_be_damaged(

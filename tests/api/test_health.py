@@ -1,0 +1,203 @@
+"""Liveness, readiness, the health report and metrics, whatever state Triton is in."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from structlog.testing import CapturedCall
+
+from app import __version__, main
+from app.api.admission import middleware
+from app.api.application import Application
+from app.api.caller import keys
+from app.host import cores
+from app.main import create_app
+from app.resilience import last_valid
+from app.telemetry.timing import STAGES
+from tests.api.conftest import settings_for
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.scrape import Samples, read_samples, scrape
+from tests.support import SCENE, call, captured_log, chunk, eventually, json, receiving, started, until
+from tests.world import time_of_app
+
+Gateway = tuple[FakeTriton, httpx.AsyncClient]
+REFUSAL = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
+    return captured_log(monkeypatch, middleware)
+
+
+async def test_default_model_that_triton_does_not_have_is_told_of(log: list[CapturedCall], monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTriton()
+    fake.index, fake.is_model_ready = [("yolo11n", "1", "READY", "")], False
+    fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
+    reason = "Triton does not have tiny, a default model of the settings; it has yolo11n"
+    at_start = captured_log(monkeypatch, main)
+    async with serving(fake), started(create_app(settings_for(fake.url))) as client:
+        assert json(await client.get("/ready"), 503)["services"]["triton"]["detail"] == reason
+        assert json(await client.get("/health"), 503)["detail"] == reason
+        assert json(await client.post("/detect", content=SCENE), 404)["detail"] == reason
+
+    assert [call.kwargs["detail"] for call in at_start] == [reason]
+    assert {call.kwargs["detail"] for call in log} == {reason}
+
+
+async def test_readiness_is_reported_under_the_names_of_other_systems(gateway: Gateway, lonely: httpx.AsyncClient) -> None:
+    """Liveness does not depend on Triton: restarting a worker would not bring it back."""
+    fake, client = gateway
+    report = json(await client.get("/ready"))
+    triton = {"ok": True, "detail": "ready", "url": fake.url}
+    assert 10 < report.pop("resources")["memory_mb"] < 10_000
+    assert report == {"status": "ready", "version": __version__, "api_version": "v1", "services": {"triton": triton}}
+    fake.is_model_ready = False
+    for client_, is_there in ((client, True), (lonely, False)):
+        probed = await client_.get("/readyz")
+        assert (json(probed, 503), probed.headers["retry-after"]) == ({"status": "not_ready"}, "1")
+        alone = json(await client_.get("/ready"), 503)
+        assert (alone["status"], alone["services"]["triton"]["ok"]) == ("not_ready", is_there)
+        assert json(await client_.get("/livez")) == json(await client_.get("/live")) == {"status": "alive"}
+
+
+async def test_healthy_gateway_says_so() -> None:
+    limits = {"max_file_size_mb": 7.0, "max_megapixels": 9.0, "timeout_seconds": 3.0, "memory_mb": 900, "max_uploads": 5}
+    async with serving(fake := FakeTriton()), started(create_app(settings_for(fake.url, **limits))) as client:
+        with time_of_app() as time:
+            while not json(await client.get("/health"))["performance"]["memory_mb"]:  # workers tell it once a second
+                await time.skip(1)
+        report = json(await client.get("/health"))
+
+    assert 10 < (memory_mb := report["performance"]["memory_mb"]) < 10_000
+    assert report["memory"] == {"workers_mb": [memory_mb]}
+    assert {name: report["limits"][name] for name in limits} == limits
+    assert report["limits"]["requests"]["tiny"] >= 1
+    (triton,) = report["tritons"]
+    assert 0 <= triton.pop("share") <= 1
+    described = {"address": fake.url, "status": "ready", "version": "2.51.0", "transport": "shm"}
+    assert triton == {**described, "left_out": [], "wrong": []}
+    assert [report[name] for name in ("status", "api", "triton", "detail", "model")] == ["healthy"] * 3 + [None, "tiny"]
+    assert report["workers"] == {"running": 1, "wanted": cores.workers(0, 0)}
+    assert [report[name] for name in ("refused_files", "failing_models", "model_deaths", "search")] == [[], {}, {}, None]
+
+
+async def test_file_that_is_not_valid_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_valid, "_CHECK_SECONDS", 0)
+    credential, table = keys.create("operator")
+    valid = table.replace("detect", "health")
+    (file := tmp_path / "keys.toml").write_text(valid, encoding="utf-8")
+    fake = FakeTriton()
+
+    async with serving(fake), started(create_app(settings_for(fake.url, api_keys_file=str(file)))) as client:
+        client.headers["authorization"] = f"Bearer {credential}"
+
+        async def told() -> tuple[list[str], float]:
+            samples = read_samples((await client.get("/metrics")).text)
+            return json(await client.get("/health"))["refused_files"], samples['api_refused_files{file="api_keys"}']
+
+        for text, expected in (("", (["api_keys"], 1)), (valid, ([], 0))):
+            file.write_text(text, encoding="utf-8")
+            with time_of_app() as time:
+                while await told() != expected:
+                    await time.skip(1)
+
+
+async def test_detail_says_why_a_gateway_that_was_healthy_is_not(
+    gateway: Gateway, lonely: httpx.AsyncClient, log: list[CapturedCall]
+) -> None:
+    """The spec of the default model is known, so no question about it fails."""
+    fake, client = gateway
+    assert json(await client.get("/health"))["detail"] is None
+    fake.is_model_ready = False
+    assert json(await client.get("/health"), 503)["detail"] == "tiny is not ready in Triton, or its inferences fail"
+    fake.query_refusal = REFUSAL
+    for unreachable in (client, lonely):
+        response = await unreachable.get("/health")
+        report = json(response, 503)
+        assert (report["status"], report["api"], report["triton"]) == ("unhealthy", "healthy", "unhealthy")
+        assert (report["tritons"][0]["status"], report["tritons"][0]["version"]) == ("unreachable", None)
+        assert response.headers["retry-after"] == "1"
+        assert report["detail"] == log[-1].kwargs["detail"] == "Triton unavailable"
+    assert json(await lonely.get("/health"), 503)["tritons"][0]["transport"] == "inline"
+
+
+def requests(endpoint: str, status: int) -> str:
+    return f'api_requests_total{{endpoint="{endpoint}",status="{status}"}}'
+
+
+async def differences(client: httpx.AsyncClient, before: Samples) -> Samples:
+    """Return what has changed since `before`, without the effects of scraping."""
+    after = await scrape(client)
+    changed = {name: value - before.get(name, 0.0) for name, value in after.items() if value != before.get(name, 0.0)}
+    return {name: value for name, value in changed.items() if "/metrics" not in name}
+
+
+async def test_requests_count_with_route_and_status(shared_app: Application, reader: httpx.AsyncClient) -> None:
+    """A caller chooses the path, so the path itself is in no metric."""
+    for method, path, endpoint, status in (
+        ("GET", "/v1/models", "/v1/models", 200),
+        ("GET", "/nowhere", "unmatched", 404),
+        ("POST", "/predict/tiny?confidence=2", "/predict/{model}", 400),
+        ("LEAVE", "/detect", "/detect", 499),  # nobody receives this status, but the request is no success
+    ):
+        before = await scrape(reader)
+        if method == "LEAVE":
+            await call(shared_app, receiving(chunk(b"x", more=True)), path, {"content-type": "image/png", "content-length": "1000"})
+        else:
+            assert (await reader.request(method, path, headers={"content-type": "image/png"})).status_code == status
+        changed = await differences(reader, before)
+
+        counted = {name: value for name, value in changed.items() if name.startswith("api_requests_total")}
+        assert counted == {requests(endpoint, status): 1}
+        assert changed[f'api_request_duration_seconds_count{{endpoint="{endpoint}"}}'] == 1
+        assert changed.get('api_errors_total{code="client_gone"}', 0) == (status == 499)
+        assert "api_active_requests" not in changed
+
+
+async def test_detection_counts_in_every_stage_and_a_retry_by_its_reason(gateway: Gateway) -> None:
+    fake, client = gateway
+    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    before = await scrape(client)
+    fake.next_refusals = [(grpc.StatusCode.UNAVAILABLE, "Socket closed")]
+    assert (await client.post("/detect", content=SCENE)).status_code == 200
+
+    changed = await differences(client, before)
+    assert changed[requests("/detect", 200)] == 1
+    assert {stage: changed[f'api_stage_duration_seconds_count{{stage="{stage}"}}'] for stage in STAGES} == dict.fromkeys(STAGES, 1)
+    assert changed['api_inferences_total{transport="shm"}'] == 1
+    retries = {name: value for name, value in changed.items() if name.startswith("api_retries")}
+    assert retries == {'api_retries_total{reason="disconnected"}': 1}
+    assert not {name for name in changed if name.startswith(("api_errors", "api_rejections", "api_deadlines"))}
+
+
+async def test_full_gateway_shows_what_is_in_use_and_counts_rejections_by_their_reason() -> None:
+    fake = FakeTriton()
+    async with serving(fake), started(create_app(settings_for(fake.url, max_requests=1))) as client:
+        fake.may_answer.clear()
+        fake.requests.clear()
+        request = asyncio.create_task(client.post("/detect", content=SCENE))
+        await eventually(lambda: fake.running == 1)
+        found: Samples = {}
+
+        async def shows_it() -> bool:
+            found.update(await scrape(client))
+            return found.get('api_model_active_requests{model="tiny"}') == 1
+
+        await until(shows_it)
+        before = await scrape(client)
+        assert (await client.post("/v1/predict/tiny", content=SCENE)).status_code == 429
+        changed = await differences(client, before)
+        fake.may_answer.set()
+        await request
+
+    assert changed[requests("/v1/predict/{model}", 429)] == 1
+    assert changed['api_rejections_total{reason="requests"}'] == 1
+    assert changed['api_errors_total{code="gateway_full"}'] == 1
+    assert found["api_active_requests"] == 2  # the scrape is one, too
+    assert found['api_model_request_limit{model="tiny"}'] == 1
+    assert found["api_slots_in_use"] == 1 < found["api_slots"]
+    assert found["api_workers"] == found["api_worker_starts_total"] == 1
+    assert found['api_reserved_bytes{purpose="images"}'] >= 32 * 32 * 3

@@ -1,0 +1,257 @@
+"""Every request gets an id, a clock, headers and one log line; failures have one shape, which tells nothing of the inside."""
+
+import asyncio
+import re
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from litestar import Litestar, get
+from litestar.exceptions import HTTPException, NotAuthorizedException
+from litestar.types import Receive, Scope, Send
+from structlog.testing import CapturedCall
+
+from app import errors
+from app.api.admission import middleware
+from app.api.admission.middleware import RequestContextMiddleware
+from app.api.answering import problems
+from app.api.application import Application
+from app.api.context import context_of
+from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter, MalformedRequest, UnsupportedMediaType
+from app.main import create_app
+from tests.api.conftest import post_unread, settings_for, write_keys
+from tests.fakes.triton import FakeTriton, infer_response
+from tests.support import (
+    RESOURCES,
+    SCENE,
+    Reply,
+    call,
+    calling,
+    captured_log,
+    chunk,
+    eventually,
+    json,
+    lifespan_of,
+    receiving,
+    staying,
+)
+
+Log = list[CapturedCall]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    return captured_log(monkeypatch, middleware)
+
+
+async def test_request_id_is_kept_if_it_needs_no_escaping(shared_app: Application, log: Log) -> None:
+    for given, is_kept in (
+        ([], False),
+        (["a b", "abc-1.2_Z"], True),
+        (["first", "x" * 65], False),
+        (["a\n"], False),
+        (["<script>"], False),
+    ):
+        reply = await call(shared_app, receiving(), "/livez", [("X-Request-ID", id_) for id_ in given])
+        id_ = reply.headers["x-request-id"]
+        assert id_ == log[-1].kwargs["request_id"]
+        assert id_ == given[-1] if is_kept else re.fullmatch(r"[0-9a-f]{16}", id_)
+        assert re.fullmatch(r"[0-9]+\.[0-9]{2}ms", reply.headers["x-process-time"])
+        assert re.fullmatch(r"total;dur=[0-9]+\.[0-9]{2}", reply.headers["server-timing"])
+
+
+async def test_declared_length_ends_a_body_and_several_accept_headers_are_one_list(shared_app: Application) -> None:
+    json, picture = ("Accept", "application/json;q=0.5"), ("Accept", "image/webp")
+    for headers, status in (
+        ([("Content-Length", str(len(SCENE))), json, picture], 200),
+        ([("Content-Length", "9"), ("Transfer-Encoding", "chunked")], 200),
+        ([("Content-Length", "9")], 422),
+        ([picture], 406),
+    ):
+        parts = chunk(SCENE[:9], more=True), chunk(SCENE[9:], more=True), chunk(b"")
+        assert (await call(shared_app, staying(*parts), "/detect", headers)).status == status
+
+
+async def test_log_line_has_the_method_and_the_path_of_the_caller(reader: httpx.AsyncClient, log: Log) -> None:
+    await reader.head(f"/a%E2%80%A8b/{'x' * 500}?classes=secret")
+
+    fields = [log[0].kwargs[name] for name in ("method", "route", "path", "status", "client")]
+    assert fields == ["HEAD", "unmatched", "/a\\u2028b/" + "x" * 195, 404, "127.0.0.1"]
+    assert "secret" not in repr(log)
+
+
+async def end(response: int, error: type[BaseException] | None, slow_ms: float) -> list[str]:
+    """Let an application answer or fail; return what happened, in this order."""
+    order: list[str] = []
+
+    async def app(scope: Scope, _: Receive, send: Send) -> None:
+        context = context_of(scope)
+        context.slow_request_ms = slow_ms
+        context.after_answer.append(lambda: order.append("after"))
+        if error:
+            raise error
+        await send({"type": "http.response.start", "status": response, "headers": []})
+
+    async def send(message: Any) -> None:  # noqa: ANN401
+        order.append(message["type"])
+
+    scope: Any = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    with pytest.raises(error) if error else nullcontext():
+        await RequestContextMiddleware(app, RESOURCES)(scope, receiving(), send)
+    return order
+
+
+async def test_end_of_a_request_is_logged_and_what_waits_for_it_begins(log: Log) -> None:
+    rows: list[tuple[int, type[BaseException] | None, float, str, int]] = [
+        (200, None, 0, "info", 200),
+        (500, None, 0, "error", 500),
+        (0, ZeroDivisionError, 0, "error", 500),  # which the server sends, and the middleware does not see
+        (0, asyncio.CancelledError, 0, "info", 499),  # by the server, when the client has disconnected
+        (404, None, 1e-6, "warning", 404),
+        (429, None, 1e-6, "info", 429),
+    ]
+    for response, error, slow_ms, level, status in rows:
+        assert await end(response, error, slow_ms) == [*(["http.response.start"] * (error is None)), "after"]
+        line = log[-1]
+        assert (line.method_name, line.kwargs["status"], "slow" in line.kwargs) == (level, status, status == 404)
+
+
+SUPPORTED = "image/*, application/octet-stream, multipart/form-data, application/json or application/x-www-form-urlencoded"
+HTML, JPEG = ("Content-Type", "text/html"), ("Content-Type", "image/jpeg")
+
+
+async def test_request_is_rejected_before_the_body_is_read(shared_app: Application) -> None:
+    """The detail does not repeat kilobytes of the request; the last of several types counts."""
+    for path, headers, status, detail in (
+        ("/detect", [JPEG, HTML], 415, f"'text/html' is not supported; send {SUPPORTED}"),
+        ("/detect", [("Content-Type", "x" * 5000)], 415, f"'{'x' * 64}' is not supported; send {SUPPORTED}"),
+        ("/detect/batch", [], 415, "a batch needs a Content-Type header; send multipart/form-data or application/json"),
+        ("/detect", [JPEG, ("Content-Length", str(2**20 + 1))], 413, "the limit is 1 MiB"),
+        ("/detect?confidence=2", [("Content-Length", "100")], 400, "confidence: expected a number from 0 to 1"),
+    ):
+        reply = await post_unread(shared_app, path, headers)
+        assert (reply.status, reply.problem["detail"]) == (status, detail)
+
+
+async def test_request_for_a_full_model_is_rejected_before_the_body_is_read(filling: tuple[FakeTriton, Application]) -> None:
+    fake, app = filling
+    running: list[asyncio.Task[Reply]] = []
+    for full, rejected, accepted in (
+        ("tiny", ["/detect", "//v1//predict/tiny/", "/detect/batch"], ["/predict/other", "/classify"]),
+        ("other", ["/predict/other", "/detect?confidence=0.5&model_name=other"], ["/classify"]),
+    ):
+        running.append(asyncio.create_task(call(app, staying(chunk(SCENE)), f"/predict/{full}")))
+        await eventually(lambda: len(fake.requests) == len(running))
+        for path in rejected:
+            reply = await post_unread(app, path, {"Content-Type": "image/bmp", "Content-Length": "100"})
+            assert (reply.status, reply.problem["code"], reply.headers["retry-after"]) == (429, "gateway_full", "1")
+        for path in accepted:
+            reply = await call(app, staying(chunk(b"no image")), path, {"Content-Type": "image/bmp"})
+            assert reply.problem["code"] in {"unsupported_format", "wrong_task"}
+    async with calling(app) as client:
+        form = await client.post("/detect", files={"image": SCENE}, data={"model": "other"})  # whose model is not known before
+        assert json(form, 429)["code"] == "gateway_full"
+    fake.may_answer.set()
+
+    assert [reply.status for reply in await asyncio.gather(*running)] == [502, 502]
+
+
+async def test_flood_with_a_key_leaves_room_to_another(filling: tuple[FakeTriton, Application], tmp_path: Path) -> None:
+    """One key alone may have as many requests in progress as are allowed, and each other one up to half of an equal part."""
+    fake, _ = filling
+    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
+    file = write_keys(tmp_path, *((key, "secret", "detect") for key in ("camera", "other")))
+    async with lifespan_of(app := create_app(settings_for(fake.url, api_keys_file=file, max_requests=10))):
+        fake.query_refusal = None
+        sent: dict[str, list[asyncio.Task[Reply]]] = {}
+        for key, admitted in (("camera", 10), ("other", 2)):
+            headers = {"X-API-Key": f"{key}.secret"}
+            sent[key] = [asyncio.create_task(call(app, staying(chunk(SCENE)), "/predict/tiny", headers)) for _ in range(30)]
+            await eventually(lambda key=key, admitted=admitted: sum(map(asyncio.Task.done, sent[key])) >= 30 - admitted)  # type: ignore[misc]
+        fake.may_answer.set()
+        for key, admitted in (("camera", 10), ("other", 2)):
+            answers = await asyncio.gather(*sent[key])
+            assert Counter(answer.status for answer in answers) == {200: admitted, 429: 30 - admitted}
+
+
+ERRORS = [
+    one
+    for one in vars(errors).values()
+    if isinstance(one, type) and issubclass(one, GatewayError) and one not in {GatewayError, ClientGone}
+]
+
+
+async def problem_of(error: Exception) -> tuple[httpx.Response, dict[str, Any]]:
+    @get("/")
+    async def fail() -> None:
+        raise error
+
+    app = Litestar([fail], exception_handlers=problems.handlers(), logging_config=None)
+    async with calling(RequestContextMiddleware(app, RESOURCES)) as client:
+        response = await client.get("/")
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert set(problem) == {"type", "title", "status", "detail", "code", "request_id"}
+    assert response.status_code == problem["status"]
+    assert problem["type"] == f"urn:nereid:problem:{problem['code']}"
+    assert problem["request_id"] == response.headers["x-request-id"]
+    return response, problem
+
+
+async def test_every_gateway_error_is_a_problem(log: Log) -> None:
+    assert len(ERRORS) > 20
+    for error in ERRORS:
+        response, problem = await problem_of(error("what is wrong"))
+
+        assert (problem["status"], problem["code"], problem["title"]) == (error.status, error.code, error.title)
+        assert problem["detail"] == "what is wrong"
+        assert response.headers.get("retry-after") == (str(error.retry_after_seconds) if error.status in {429, 503} else None)
+        fields = log[-1].kwargs
+        assert (fields["status"], fields["code"]) == (error.status, error.code)
+        assert fields.get("detail") == (None if error in {InvalidParameter, UnsupportedMediaType} else "what is wrong")
+        assert "cause" not in fields
+
+
+async def test_cause_of_an_error_is_logged_and_not_sent_unless_it_repeats_the_request(log: Log) -> None:
+    """The cause may contain anything; only its beginning is logged."""
+    error: GatewayError = MalformedRequest("unknown member 'secret'", repeats_request=True)
+    error.__cause__ = ValueError("secret")
+    assert (await problem_of(error))[1]["detail"] == "unknown member 'secret'"
+    assert "secret" not in repr(log)
+    error = InvalidImage("the image data is truncated or corrupt")
+    error.__cause__ = OSError("/opt/secret/path" + "x" * 5000)
+    response, _ = await problem_of(error)
+
+    assert "secret" not in response.text
+    assert log[1].kwargs["cause"].startswith("OSError: /opt/secret/path")
+    assert len(log[1].kwargs["cause"]) == 500
+
+
+async def test_http_exception_is_a_problem_with_its_headers_and_without_its_message() -> None:
+    for error, status, code, detail in (
+        (NotAuthorizedException("secret", headers={"WWW-Authenticate": "Basic"}), 401, "unauthorized", "No permission"),
+        (HTTPException("secret", status_code=400), 400, "malformed_request", "the request's headers or body are malformed"),
+        (HTTPException("secret", status_code=409), 409, "conflict", "Request conflict"),
+    ):
+        response, problem = await problem_of(error)
+        assert (problem["status"], problem["code"]) == (status, code)
+        assert problem["detail"].startswith(detail)
+        assert response.headers.get("www-authenticate") == ("Basic" if status == 401 else None)
+
+
+async def test_unexpected_exception_tells_the_caller_nothing(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+    unexpected = captured_log(monkeypatch, problems)
+    error = ZeroDivisionError("/opt/secret/path")
+    response, problem = await problem_of(error)
+
+    assert (problem["status"], problem["code"]) == (500, "internal_error")
+    assert "ZeroDivision" not in response.text
+    assert "secret" not in response.text
+    assert unexpected[0].kwargs["exc_info"] == error
+    assert unexpected[0].kwargs["request_id"] == problem["request_id"] == log[0].kwargs["request_id"]

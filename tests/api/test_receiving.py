@@ -1,0 +1,295 @@
+"""Bodies are received within their limits, work for a client that has gone is stopped, and images are fetched from addresses."""
+
+import asyncio
+import base64
+import gzip
+import random
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from app.api.admission import middleware
+from app.api.answering import problems
+from app.api.application import Application
+from app.api.context import BodyLimits, RequestContext
+from app.api.receiving import body
+from app.api.receiving.client_watch import ClientWatch
+from app.errors import BodyTimeout, BodyTooLarge, ClientGone, InvalidImage, MalformedRequest
+from app.main import create_app
+from app.pipeline import preprocess
+from app.resilience.fairness import ANYBODY
+from app.resilience.uploads import Upload
+from app.triton.shared_memory import Arena
+from tests.api.conftest import settings_for
+from tests.api.virtual_time import in_virtual_time, now
+from tests.fakes.https import Host, redirect, response
+from tests.fakes.triton import FakeTriton, serving
+from tests.pipeline.gate import Gate
+from tests.support import (
+    SCENE,
+    Receive,
+    call,
+    captured_log,
+    chunk,
+    eventually,
+    in_cycles,
+    json,
+    lifespan_of,
+    open_admission,
+    receiving,
+)
+
+LIMITS = BodyLimits(100, total_seconds=30)
+
+
+async def read(receive: Receive, limits: BodyLimits = LIMITS, upload_bytes: int = 1000, others: int = 0) -> bytes:
+    with (
+        open_admission(upload_bytes=upload_bytes) as admission,
+        admission.start_upload(ANYBODY) as other,
+        admission.start_upload(ANYBODY) as upload,
+        ClientWatch(receive, limits) as client,
+    ):
+        other.add(others)
+        return await client.read_body(upload)
+
+
+async def test_body_is_read_to_its_end_and_to_its_limit() -> None:
+    parts = chunk(b"abc", more=True), chunk(b"", more=True), chunk(b"d" * 97, more=True), chunk(b"")
+    assert await read(receiving(*parts)) == b"abc" + b"d" * 97
+    with pytest.raises(BodyTooLarge):
+        await read(receiving(*parts[:3], chunk(b"x", more=True)))
+    for messages, error in (([chunk(b"")], MalformedRequest), ([chunk(b"abc", more=True)], ClientGone)):
+        with pytest.raises(error):
+            await read(receiving(*messages))
+
+
+def sending(pause_seconds: float, pieces: int = 1 << 30, *, is_whole: bool = False) -> Receive:
+    """Make the `receive` of a client that makes a pause before each piece of one byte; the last ends the body, or nothing does."""
+    sent = 0
+
+    async def receive() -> Any:  # noqa: ANN401
+        nonlocal sent
+        await asyncio.sleep(pause_seconds if sent < pieces else 3600)
+        sent += 1
+        return chunk(b"x", more=not is_whole or sent < pieces)
+
+    return receive
+
+
+@in_virtual_time
+async def test_body_that_takes_too_long_is_a_timeout() -> None:
+    for pause, pieces, seconds in ((1, 0, 10), (1, 3, 13), (9, 1 << 30, 30)):
+        before = now()
+        with pytest.raises(BodyTimeout, match=r"within 30 s, without pauses of more than 10 s$"):
+            await read(sending(pause, pieces))
+        assert now() == pytest.approx(before + seconds)
+    assert await read(sending(9, 3, is_whole=True)) == b"x" * 3
+
+
+class Client:
+    def __init__(self, body: bytes = b"") -> None:
+        self.leaves = asyncio.Event()
+        self._body = body
+
+    async def receive(self) -> Any:  # noqa: ANN401
+        if self._body:
+            body, self._body = self._body, b""
+            return chunk(body)
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def post(self, app: Application, path: str = "/detect") -> int:
+        """Return the status."""
+        return (await call(app, self.receive, path, {"Content-Type": "image/bmp", "Content-Length": str(len(SCENE))})).status
+
+    async def stay(self, seconds: float, error: Exception | None = None) -> None:
+        """Let a block take so long after the body has arrived, and then end or fail."""
+        with ClientWatch(self.receive, LIMITS) as watch:
+            watch.is_body_complete = True
+            await asyncio.sleep(seconds)
+            if error is not None:
+                raise error
+
+
+@in_virtual_time
+async def test_block_ends_as_it_would_unless_the_client_leaves() -> None:
+    """Some servers send an empty message after the last one of a body, which is not a disconnect."""
+    tasks = asyncio.all_tasks()
+    for client in (Client(), Client(b"more")):
+        await client.stay(60)
+    with pytest.raises(InvalidImage):
+        await Client().stay(60, InvalidImage("broken"))
+    before, client = now(), Client()
+    client.leaves.set()
+    with pytest.raises(ClientGone, match="disconnected before the response"):
+        await client.stay(60)
+    await asyncio.sleep(0)
+
+    assert now() < before + 1
+    assert asyncio.all_tasks() == tasks
+
+
+async def test_client_that_leaves_while_its_image_is_queued_costs_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, fake = Gate(), FakeTriton()
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, decode_threads=1))):
+        decoded = gate.block(monkeypatch, preprocess, "fill_input")
+        first, second = Client(SCENE), Client(SCENE)
+        blocking = asyncio.create_task(first.post(app))
+        await eventually(gate.reached.is_set)
+        waiting = asyncio.create_task(second.post(app))
+        second.leaves.set()
+        await waiting
+        gate.opened.set()
+        await blocking
+        assert await Client(SCENE).post(app) == 502  # in the thread that was the second's turn before
+
+    assert len(decoded) == 2
+
+
+async def test_client_that_leaves_during_its_inference_leaves_the_slot_to_triton(arenas: list[Arena]) -> None:
+    """Its slot and its place are given back when the RPC has ended, because Triton reads and works until then."""
+    fake = FakeTriton()
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, max_requests=1))):
+        fake.requests.clear()
+        fake.may_answer.clear()
+        client = Client(SCENE)
+        running = asyncio.create_task(client.post(app))
+        await eventually(lambda: len(fake.requests) == 1)
+        client.leaves.set()
+        await running
+        (arena,) = arenas
+        assert arena.lent_bytes > 0
+        assert await Client(SCENE).post(app) == 429
+        fake.may_answer.set()
+
+        await eventually(lambda: not arena.lent_bytes)
+        assert await Client(SCENE).post(app) == 502
+    assert fake.cancelled == 0
+
+
+async def test_client_that_leaves_while_the_config_is_read_is_noticed_and_others_are_forgotten_at_once() -> None:
+    """No reference cycle keeps the request until the garbage collector runs."""
+    fake = FakeTriton()
+    async with serving(fake):
+        app = create_app(settings_for(fake.url))
+        with in_cycles(RequestContext) as kept:
+            async with lifespan_of(app):  # until all calls have ended
+                fake.may_answer.clear()
+                fake.may_tell.clear()
+                clients = [Client(SCENE) for _ in range(4)]
+                for client in clients:
+                    client.leaves.set()
+                paths = ["/predict/other?timeout_ms=20000", *["/detect"] * 3]
+                posted = [client.post(app, path) for client, path in zip(clients, paths, strict=True)]
+                assert await asyncio.gather(*posted) == [400] * 4
+                fake.may_answer.set()
+                fake.may_tell.set()
+
+    assert not kept
+
+
+NOISE = random.Random(0).randbytes(1 << 20)  # noqa: S311 - an image that hardly shrinks
+
+
+async def test_all_memory_of_a_body_that_is_parsed_is_counted(
+    gateway: tuple[FakeTriton, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    add = Upload.add
+
+    def noted(upload: Upload, nbytes: int) -> None:
+        add(upload, nbytes)
+        counted.append(nbytes)
+
+    monkeypatch.setattr(Upload, "add", noted)
+    plain = msgspec.json.encode({"image": base64.urlsafe_b64encode(NOISE).decode()})
+    data = gzip.compress(plain)
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    assert json(await gateway[1].post("/detect", content=data, headers=headers), 415)["code"] == "unsupported_format"
+
+    assert sum(counted) == len(data) + len(plain) + body.parsing_bytes(len(plain), "application/json")
+
+
+CANARY = "canary7f3a"
+Remote = tuple[Host, httpx.AsyncClient]
+
+
+async def test_image_is_fetched_and_detected(remote: Remote) -> None:
+    host, client = remote
+    url = host.url("/scene.bmp")
+    for request in (
+        {"params": {"url": url, "classes": "red"}},
+        {"json": {"image": url, "classes": ["red"]}},
+        {"files": {"url": (None, url), "classes": (None, "red")}},
+    ):
+        answer = await client.post("/detect", **request)
+        assert [found["class_name"] for found in json(answer)["detections"]] == ["red"]
+        assert [entry.partition(";")[0] for entry in answer.headers["server-timing"].split(", ")][:3] == ["read", "fetch", "model"]
+    assert len(host.requests) == 3
+
+
+async def test_address_in_the_query_leaves_no_room_for_a_body(remote: Remote) -> None:
+    """A form sends an empty address for a field that was not filled in, which is none."""
+    host, client = remote
+    url = host.url("/scene.bmp")
+    assert json(await client.post("/detect", files={"image": SCENE}, data={"url": " "}))["num_detections"] == 2
+    assert json(await client.post("/detect", params={"url": ""}, content=SCENE))["num_detections"] == 2
+    assert json(await client.post("/detect", json={"url": ""}), 400)["detail"] == "the url is empty"
+    problem = json(await client.post("/detect", params={"url": url}, content=SCENE), 400)
+    assert problem["detail"] == "with `url` in the query, send no body"
+    assert json(await client.post("/detect", json={"url": url, "image": url}), 400)["detail"] == "url is given more than once"
+    assert not host.requests
+
+
+async def test_address_without_an_image_is_an_error_of_the_caller(remote: Remote) -> None:
+    host, client = remote
+    host.answers |= {
+        "/redirect": redirect("https://169.254.169.254/latest"),
+        "/page": response(b"<!doctype html>", "200 OK", "Content-Type: text/html"),
+        "/large": response(bytes(2**20 + 1)),
+        "/broken": response(SCENE[:100]),
+    }
+    for url, status, code in (
+        ("https://127.0.0.1/", 400, "url_not_allowed"),
+        ("https://x" + "x" * 5000, 400, "invalid_parameter"),
+        (host.url("/redirect"), 424, "image_not_fetched"),
+        (host.url("/page"), 415, "unsupported_format"),
+        (host.url("/large"), 413, "body_too_large"),
+        (host.url("/broken"), 422, "invalid_image"),
+    ):
+        problem = json(await client.post("/detect", json={"image": url}), status)
+        assert problem["code"] == code
+        assert "example.org:" not in problem["detail"]
+        assert problem["detail"].count("example.org") <= ("such as https://example.org/" in problem["detail"])
+
+
+async def test_without_hosts_no_address_is_taken(reader: httpx.AsyncClient) -> None:
+    for request in ({"params": {"url": "https://a.org/x"}}, {"json": {"image": "https://a.org/x"}}, {"json": {"url": "x"}}):
+        problem = json(await reader.post("/detect", **request), 400)  # type: ignore[arg-type]
+        assert problem["code"] == "url_input_disabled"
+        assert "NEREID_URL_HOSTS" in problem["detail"]
+    assert json(await reader.post("/detect", json={"image": "https"}), 400)["code"] == "malformed_request"
+
+
+async def test_log_has_the_host_but_neither_path_nor_query(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Path and query may contain secrets."""
+    host, client = remote
+    lines, errors = captured_log(monkeypatch, middleware), captured_log(monkeypatch, problems)
+    host.answers[f"/{CANARY}?{CANARY}"] = response(SCENE)
+    host.answers[f"/broken/{CANARY}"] = f"{CANARY}\r\n\r\n".encode()
+    urls = {
+        host.url(f"/{CANARY}?{CANARY}#{CANARY}"): 200,
+        host.url(f"/broken/{CANARY}"): 424,
+        f"https://{CANARY}:{CANARY}@images.example.org:{host.port}/": 400,
+        f"https://{CANARY}.example.org/": 400,
+    }
+    answers = [await client.post("/detect", json={"image": url}) for url in urls]
+    answers += [await client.post("/detect", params={"url": url}) for url in urls]
+
+    assert [answer.status_code for answer in answers] == [*urls.values()] * 2
+    assert CANARY not in str(lines)
+    assert CANARY not in "".join(answer.text for answer in answers)
+    assert not errors
+    assert [line.kwargs.get("url_host") for line in lines] == ["images.example.org", "images.example.org", None, None] * 2
