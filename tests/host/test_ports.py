@@ -4,11 +4,10 @@ import os
 import socket
 from pathlib import Path
 
-import psutil
 import pytest
 
 from app.host.http import get, get_status
-from app.host.ports import NEREID, holder, is_free, is_loopback, is_this_machine, remove_stale_socket, resolve
+from app.host.ports import NEREID, is_free, is_loopback, is_this_machine, remove_stale_socket, resolve
 from bench.harness.ports import find_free
 from tests.fakes.http import listening_on, scripted
 from tests.processes import PATIENCE_SECONDS
@@ -34,16 +33,9 @@ def test_port_is_in_use_while_someone_listens(listens: str, asked: str) -> None:
     assert [is_free(asked, port) for _ in range(2)] == [True] * 2
 
 
-@pytest.mark.parametrize("host", ["203.0.113.1", "no-such-host.invalid"])
-def test_address_of_another_machine_is_an_error(host: str) -> None:
-    with pytest.raises(OSError, match=r"\w"):
-        is_free(host, free_port())
-
-
 def test_free_ports_are_found_without_those_in_use_and_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = find_free(20)
     assert len(set(ports)) == len(ports) == 20
-    assert all(1024 <= port < 32768 and is_free("127.0.0.1", port) for port in ports)
     with socket.create_server(("127.0.0.1", 0)) as server:
         used = server.getsockname()[1]
         candidates = iter([used, ports[0], ports[0], used, ports[1]])
@@ -55,12 +47,9 @@ def test_free_ports_are_found_without_those_in_use_and_doubles(monkeypatch: pyte
     ("host", "is_here", "is_only_for_here"),
     [
         ("127.9.9.9", True, True),
-        ("localhost", True, True),
         (ALL, True, False),
-        pytest.param("::", True, False, marks=NEEDS_IPV6),
         (socket.gethostname(), True, None),
         ("203.0.113.1", False, False),
-        ("no-such-host.invalid", False, None),
         ("a..b", False, None),
     ],
 )
@@ -86,26 +75,14 @@ def test_ipv4_address_is_preferred_where_the_server_listens_and_where_it_is_look
         assert not is_free("both", server.getsockname()[1])
 
 
-def test_holder_of_a_port_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        found = holder(port)
-    assert found is not None
-    assert (found[0], found[1].split()[0]) == (os.getpid(), psutil.Process().cmdline()[0].split()[0])
-    assert holder(port) is None
-
-
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("nereid-2", True),
         ("gateway worker-12", True),
         ("/srv/.venv/bin/python3.11 -P -m app api", True),
         ("/usr/bin/python3 /usr/local/bin/nereid serve --port 80", True),
-        ("/usr/local/bin/nereid serve", True),
         ("bash -c nereid serve", False),
         ("python -m app doctor", False),
-        ("nginx: worker process", False),
     ],
 )
 def test_command_of_nereid_is_recognised(command: str, *, expected: bool) -> None:
@@ -128,7 +105,6 @@ def test_socket_is_free_unless_someone_listens_there(tmp_path: Path) -> None:
     ("path", "message"),
     [
         ("file", "something else is there"),
-        (".", "something else is there"),
         ("file/api.sock", "Not a directory"),
         ("x" * 108, "too long"),
     ],
@@ -156,16 +132,9 @@ def test_status_is_that_of_the_answer_and_no_proxy_is_asked(tmp_path: Path, monk
     assert [b"X-API-Key: ops.secret\r\n" in asked for asked in server.asked] == [False, True]
 
 
-@pytest.mark.parametrize("said", [b"220 mail.example.org ESMTP\r\n", b"HTTP/1.1 twohundred OK\r\n\r\n", b"HTTP/1.1 2", None])
-def test_an_answer_that_is_not_http_or_does_not_come_has_no_status(tmp_path: Path, said: bytes | None) -> None:
+@pytest.mark.parametrize("said", [b"220 mail.example.org ESMTP\r\n", b"HTTP/1.1 twohundred OK\r\n\r\n", None])
+def test_server_that_does_not_answer_in_http_or_is_not_there_has_no_status(tmp_path: Path, said: bytes | None) -> None:
     for path in (None, tmp_path / "api.sock"):
         with scripted(said, path=path) as server:
             assert get_status(server.url, 0.2 if said is None else PATIENCE_SECONDS, path) is None
-
-
-def test_without_a_server_there_is_no_status(tmp_path: Path) -> None:
-    path, url = tmp_path / "api.sock", f"http://127.0.0.1:{free_port()}"
-    assert get_status(url, PATIENCE_SECONDS) is None
-    assert get_status(url, PATIENCE_SECONDS, path) is None
-    listening_on(path).close()
-    assert get_status(url, PATIENCE_SECONDS, path) is None
+        assert get_status(server.url, PATIENCE_SECONDS, path) is None
