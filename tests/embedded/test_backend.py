@@ -36,13 +36,6 @@ small (float[batch, n] values) => (float[batch, n] doubled, float[batch] sums) {
     last = Constant <value_ints = [1]> ()
     sums = ReduceSum <keepdims = 0> (values, last)
 }"""
-# Doubles every value, and returns the words as they are.
-WORDS_MODEL = """
-<ir_version: 8, opset_import: ["": 17]>
-small (float[batch, n] values, string[batch, n] words) => (float[batch, n] doubled, string[batch, n] same) {
-    doubled = Add (values, values)
-    same = Identity (words)
-}"""
 # Returns the mean of each image.
 PIXELS_MODEL = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -65,10 +58,6 @@ def config(**parameters: str) -> dict[str, Any]:
         ],
         "parameters": {key: {"string_value": value} for key, value in ({"square": str(SIDE)} | parameters).items()},
     }
-
-
-WORDS = np.array([["a", "b"]], np.object_)
-VALUES = np.ones((1, 2), np.float32)
 
 
 class Consumer:
@@ -188,19 +177,6 @@ def test_each_request_gets_the_outputs_it_requested_and_no_other_is_converted(ba
     assert Tensor.converted == ["sums", "doubled", "doubled", "sums"]
     np.testing.assert_array_equal(responses[1].outputs["doubled"], values[1] * 2)
     assert [response.outputs["sums"].item() for response in (responses[0], responses[2])] == [0, 6]
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_string_output_is_returned_as_it_is_to_whoever_requests_it(backend: Backend, tmp_path: Path, number: int) -> None:
-    """DLPack has no strings."""
-    Tensor.converted.clear()
-    model = load(backend, tmp_path, WORDS_MODEL)
-    for outputs in (["doubled"], ["doubled", "same"]):
-        for response in model.execute([Request(*outputs, values=VALUES, words=WORDS) for _ in range(number)]):
-            assert (response.error, list(response.outputs)) == (None, outputs)
-            np.testing.assert_array_equal(response.outputs["doubled"], VALUES * 2)
-            assert response.outputs.get("same", WORDS).tolist() == [["a", "b"]]
-    assert "same" not in Tensor.converted
 
 
 def assert_all_fail(responses: list[Response], number: int) -> None:

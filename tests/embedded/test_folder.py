@@ -11,7 +11,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import grpc
-import msgspec
 import pytest
 from tritonclient.grpc import service_pb2 as messages
 
@@ -197,19 +196,6 @@ async def test_files_that_triton_has_loaded_are_known_unless_they_change_meanwhi
     triton.changes = pulled / "1" / "model.onnx"
     await asyncio.to_thread(apply, settings, "pulled")
     assert not folder.has_loaded("pulled", identify(pulled))
-
-
-@pytest.mark.parametrize(
-    ("others", "obstacle"),
-    [
-        ({"triton_endpoints": "127.0.0.1:1"}, "when the Triton at 127.0.0.1:1 has loaded the change"),
-        ({"triton_ports": 5001}, "when Triton starts again: NEREID_TRITON_PORTS lets it load nothing meanwhile"),
-    ],
-)
-async def test_no_other_triton_is_told(settings: Settings, triton: LoadingTriton, others: dict[str, Any], obstacle: str) -> None:
-    """One with TCP ports loads models at its start only."""
-    assert await asyncio.to_thread(apply, msgspec.structs.replace(settings, **others), "pulled") == obstacle
-    assert (triton.loads, changed(settings)) == ([], 0)
 
 
 def test_triton_that_does_not_run_loads_the_model_when_it_starts(settings: Settings, folder: TritonFolder) -> None:

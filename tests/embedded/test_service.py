@@ -153,18 +153,6 @@ def test_defect_that_a_restart_does_not_mend_is_restarted_later_and_later(watch:
         assert not program.service.is_ready
 
 
-def test_late_success_of_an_ended_process_does_not_make_the_next_one_ready(watch: Watch) -> None:
-    program = watch(is_ready=True)
-    program.look()
-    program.end()
-    program.look()
-    program.find(check=0)
-    assert not program.service.is_ready
-    program.find(DOWN)
-    program.find(after=1)
-    assert program.service.is_ready
-
-
 @pytest.mark.parametrize(
     ("code", "cannot_start", "said", "exit_code"),
     [
