@@ -5,7 +5,6 @@ import resource
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,16 +18,15 @@ from app import healthcheck
 from app.__main__ import main
 from app.api.caller import keys
 from app.embedded import detect
-from app.host.processes import SUPERVISED
 from app.host.program import CommandError
 from app.server import Server
-from app.settings import environment, table
+from app.settings import environment
 from app.settings.schema import PREFIX, Settings
 from app.triton.repository import CLEARED
 from tests.commands.conftest import one_line
 from tests.fakes import http
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import ROOT, TABLE_VARIABLE, free_port
+from tests.support import TABLE_VARIABLE, free_port
 
 Refusal = Callable[[str, dict[str, Any]], str]
 PUBLISHED = "yolo11n", "yolo11n_file", "yolox_nano", "efficientnet_lite0", "ocr", "embedding", "faces"
@@ -105,10 +103,8 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("api --port 0", {}, "NEREID_PORT: ..."),
         ("key 'camera 1'", {}, "a key's id has 1 to 64 letters, digits, '_' or '-'"),
         ("pull yolo12n", {}, f"pull does not know yolo12n; it knows {', '.join(PUBLISHED)}"),
-        ("pull yolo11n --floor 2", {}, "an option is not valid for YOLO11n, 80 classes of COCO, 640 x 640: ..."),
         ("pull ocr --sha256 0", {}, "--sha256 is for one model; ocr is ocr_detection, ocr_direction, ocr_recognition"),
         ("add nowhere.onnx", {}, "there is no file nowhere.onnx"),
-        ("add plates.toml --sha256 0", {}, "--sha256 is for a network; the file of a cascade has none"),
         ("add file --name 'my model'", {}, "'my model' is not a name of a model: ..."),
         ("add file --mean 1", {}, "an option is not valid: ..."),
         ("use doors | remove doors:1", {}, "there is no model doors in models; it has none that was added"),
@@ -146,24 +142,6 @@ def test_wrong_setting_or_argument_is_one_line(refusal: Refusal, commands: str, 
     for command in commands.split(" | "):
         line = refusal(command, given)
         assert line.startswith(expected[:-3]) if expected.endswith("...") else line == expected
-
-
-def test_stock_pillow_is_one_warning_which_a_supervisor_has_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("PIL.__version__", "13.0.0")
-    monkeypatch.setenv("NEREID_SOCKET", str(tmp_path / "missing" / "api.sock"))
-    for warnings in (1, 0):
-        assert main(["api"]) == 1
-        *lines, _ = capsys.readouterr().err.splitlines()
-        assert [line.startswith("nereid: warning: stock Pillow ") for line in lines] == [True] * warnings
-        monkeypatch.setenv(SUPERVISED, "1")
-
-
-def test_other_commands_load_no_server() -> None:
-    shows = "import sys; from app.__main__ import main; main(); sys.exit(bool({'granian', 'grpc', 'litestar'} & {*sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", shows, "settings"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, table.render() + "\n", "")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +217,6 @@ def test_open_api_that_others_can_reach_is_a_warning(
     [
         ("serve", {}, {"search": "off", "port": 4603}),
         ("serve --search", {"SEARCH_FOLDERS": "/nope"}, {"search": "on", "port": 4603}),  # whoever detects does not wait for it
-        ("search", {"PORT": "4700"}, {"search": "alone", "port": 4700}),
         ("search --port 4701", {"PORT": "4700"}, {"search": "alone", "port": 4701}),
         ("serve --instances 3 --workers 2", {"SOCKET": "run"}, {"instances": 3, "workers": 2}),
     ],
@@ -293,18 +270,12 @@ def test_triton_alone_is_prepared_and_stopped(triton: Mock, capsys: pytest.Captu
     assert done(triton)[-2:] == ["start", "stop"]
 
 
-@pytest.mark.parametrize(("target", "is_pulled"), [("yolo11n:2", True), ("yolox_nano", False)])
-def test_model_of_a_default_route_is_pulled_once(
-    triton: Mock, repository: Path, monkeypatch: pytest.MonkeyPatch, target: str, *, is_pulled: bool
-) -> None:
-    (repository / "yolox_nano" / "1").mkdir(parents=True)
-    (repository / "yolox_nano" / "1" / "model.onnx").touch()
-    (repository / "yolox_nano" / "config.pbtxt").write_text('name: "yolox_nano"', encoding="utf-8")
-    (repository / "routes.toml").write_text(f'[detector]\nto = "{target}"\n', encoding="utf-8")
+def test_model_of_a_default_route_is_pulled(triton: Mock, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (repository / "routes.toml").write_text('[detector]\nto = "yolo11n:2"\n', encoding="utf-8")
     monkeypatch.setenv("NEREID_ROUTES_FILE", str(repository / "routes.toml"))
     monkeypatch.setenv("NEREID_MODEL", "detector")
     main(["triton"])
-    assert [call.args[0].model for call in triton.pull.mock_calls] == ["yolo11n"] * is_pulled
+    assert [call.args[0].model for call in triton.pull.mock_calls] == ["yolo11n"]
 
 
 def test_serve_starts_triton_and_watches_it(triton: Mock, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -331,22 +302,6 @@ def test_all_instances_must_live_and_answer_200(tmp_path: Path) -> None:
             assert healthcheck.failure(settings) == ""
         assert healthcheck.failure(settings) == f"{first} answers 404"
     assert server.asked[0].startswith(b"GET /livez ")
-
-
-def test_healthcheck_exits_with_0_or_1_and_loads_almost_nothing() -> None:
-    """A container runs it every few seconds."""
-    heavy = {"numpy", "structlog", "httpx", "PIL", "granian", "app.__main__"}
-    code = f"import sys; from app.entry import main; code = main(); print(*{heavy} & {{*sys.modules}}); sys.exit(code)"
-
-    def run(port: str) -> tuple[int, str, str]:
-        command, environ = [sys.executable, "-c", code, "healthcheck"], {**os.environ, "NEREID_PORT": port}
-        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout.strip(), done.stderr
-
-    with http.scripted() as server:
-        port = server.url.rpartition(":")[2]
-        assert run(port) == (0, "", "")
-    assert run(port) == (1, "", f"{server.url} does not answer\n")
 
 
 def test_detect_runs_nothing_from_a_folder_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

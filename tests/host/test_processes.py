@@ -1,8 +1,9 @@
-"""What this process may use and what is installed; child processes, which are never left behind, and other Pythons."""
+"""What this process may use; child processes, which are never left behind, other Pythons, ports and sockets."""
 
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -16,12 +17,16 @@ import pytest
 
 from app import __version__
 from app.host import cgroup, cores, extras, interpreter, memory, program
+from app.host.http import get, get_status
+from app.host.ports import is_free, is_loopback, is_this_machine, remove_stale_socket, resolve
 from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within, end_group, kill_group
 from app.host.program import CommandError
 from app.host.signals import StopSignals
 from tests.fakes.clock import Clock
-from tests.processes import has_ended, nothing_left_running, wait_until_gone  # noqa: F401 - a fixture
-from tests.support import ROOT
+from tests.fakes.http import listening_on, scripted
+from tests.processes import PATIENCE_SECONDS, has_ended, nothing_left_running, wait_until_gone  # noqa: F401 - a fixture
+from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
+from tests.support import ROOT, free_port
 
 Process = subprocess.Popen[bytes]
 LIVE = "while :; do sleep 0.05; done"
@@ -114,18 +119,6 @@ def test_module_is_found_wherever_the_program_runs(tmp_path: Path, monkeypatch: 
     assert environment["PYTHONPATH"] == f"{ROOT}:{tmp_path}"
 
 
-def test_binary_runs_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(program, "IS_ONE_FILE", True)
-    monkeypatch.setattr(program, "ROOT", tmp_path)
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/lib/own")
-    monkeypatch.delenv("NEREID_INTERNAL_LAST_VALID_FD", raising=False)
-    (tmp_path / "glibc").write_text("2.31", encoding="ascii")
-    assert program.command("app", "api") == [sys.executable, "-m", "app", "api"]
-    assert program.environment() == {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "LD_LIBRARY_PATH_ORIG": "/usr/lib/own"}
-    assert program.version().startswith(f"{__version__} (one file with Python 3.")
-    assert program.version().endswith("; needs glibc 2.31 or later)")
-
-
 @pytest.mark.parametrize(
     ("programs", "chosen"),
     [
@@ -207,56 +200,6 @@ def test_workers_are_one_per_core_unless_they_are_counted(
     assert cores.workers_of_host(workers, instances) == count * max(1, instances)
 
 
-def measure(program: str) -> list[float]:
-    """Return the numbers that a program prints in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    return list(map(float, done.stdout.split()))
-
-
-def test_cores_are_those_of_the_scheduler_and_their_use_is_averaged_since_the_start() -> None:
-    available, an_hour_later, least, busy = measure("""
-import os, time
-from app.host import cores
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-used, clock = time.process_time(), time.clock_gettime
-busy = cores.used_percent()
-time.clock_gettime = lambda which: clock(which) + 3600
-print(cores.available(), cores.used_percent(), 100 * used / 60, busy)
-""")
-    assert available <= 1
-    assert 0 < an_hour_later < least < busy <= 110
-
-
-def test_freed_memory_is_used_again_and_that_of_a_burst_can_be_returned() -> None:
-    """A block of 4 MiB is not mapped and zeroed again for each allocation, as it is with the defaults of glibc."""
-    default, kept, returned = measure("""
-import resource
-from app.host import allocator, memory
-
-def faults():
-    for _ in range(3):
-        for _ in range(20):
-            block = bytes(4 << 20)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(20):
-            block = None
-            block = bytes(4 << 20)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-default = faults()
-allocator.keep_freed_memory()
-kept = faults()
-burst = [bytes(100_000) for _ in range(2000)]
-last = bytes(100_000)
-del burst
-before = memory.resident_bytes()
-allocator.return_freed_memory()
-print(default, kept, before - memory.resident_bytes())
-""")
-    assert kept < default / 10
-    assert returned > 100 << 20
-
-
 def test_extras_are_those_of_the_package() -> None:
     declared: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (everything,) = declared.pop("all")
@@ -269,27 +212,97 @@ def test_extras_are_those_of_the_package() -> None:
             assert any(name.replace("_", "-") in named for name in distributions[module.partition(".")[0]])
 
 
-PROGRAM = """
-import sys
-sys.modules.update(dict.fromkeys({absent}))
-from app.host import extras
-missing = [extras.missing(extra) for extra in {extras}]
-loaded = {{each for modules in extras.MODULES.values() for each in modules}} & {{*sys.modules}} - {absent}
-print(missing, loaded)
-"""
+ALL = "0.0.0.0"  # noqa: S104 - for a moment
 
 
 @pytest.mark.parametrize(
-    ("names", "absent", "missing"),
+    ("listens", "asked"),
+    [("127.0.0.1", "127.0.0.1"), (ALL, "127.0.0.1"), ("127.0.0.1", ALL), pytest.param("::1", "::1", marks=NEEDS_IPV6)],
+)
+def test_port_is_in_use_while_someone_listens(listens: str, asked: str) -> None:
+    """A connection that the server closed, which the kernel remembers for a minute, does not take the port, nor does asking."""
+    family = socket.AF_INET6 if ":" in listens else socket.AF_INET
+    with socket.create_server((listens, 0), family=family) as server:
+        port = server.getsockname()[1]
+        assert not is_free(asked, port)
+        with socket.create_connection((asked, port)) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""
+    assert [is_free(asked, port) for _ in range(2)] == [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here", "is_only_for_here"),
     [
-        ([*extras.MODULES], [], [""] * len(extras.MODULES)),
-        (["search"], ["asyncpg", "pgvector", "redis"], ["asyncpg, pgvector"]),
-        (["otel"], ["opentelemetry"], ["opentelemetry.sdk, opentelemetry.exporter.otlp.proto.http"]),
+        ("127.9.9.9", True, True),
+        (ALL, True, False),
+        (socket.gethostname(), True, None),
+        ("203.0.113.1", False, False),
+        ("a..b", False, None),
     ],
 )
-def test_missing_modules_of_an_extra_are_named_without_importing_others(
-    names: list[str], absent: list[str], missing: list[str]
-) -> None:
-    program = PROGRAM.format(extras=names, absent=set(absent))
-    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
-    assert ran.stdout == f"{missing} set()\n"
+def test_a_host_may_be_this_machine_or_loopback(host: str, is_here: bool, is_only_for_here: bool | None) -> None:  # noqa: FBT001
+    assert is_this_machine(host) is is_here
+    if is_only_for_here is not None:
+        assert is_loopback(host) is is_only_for_here
+
+
+@NEEDS_IPV6
+def test_ipv4_address_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server listens, and where it is looked for."""
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda _, *others, **how: look_up("::1", *others, **how) + look_up("127.0.0.1", *others, **how)
+    )
+    assert resolve("both") == "127.0.0.1"
+
+
+def test_socket_is_free_unless_someone_listens_there(tmp_path: Path) -> None:
+    path = tmp_path / "api.sock"
+    assert remove_stale_socket(path)
+    assert not remove_stale_socket(tmp_path / "folder" / "api.sock")
+    with listening_on(path), socket.socket(socket.AF_UNIX) as client:
+        assert not remove_stale_socket(path)
+        client.connect(str(path))
+    assert path.is_socket()
+    assert remove_stale_socket(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("file", "something else is there"),
+        ("file/api.sock", "Not a directory"),
+        ("x" * 108, "too long"),
+    ],
+)
+def test_path_that_cannot_be_a_socket_is_an_error(tmp_path: Path, path: str, message: str) -> None:
+    """What is no socket stays: a path that was mistyped may be that of a file which somebody needs."""
+    (tmp_path / "file").write_text("precious", encoding="utf-8")
+    with pytest.raises(OSError, match=message):
+        remove_stale_socket(tmp_path / path)
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "precious"
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1", pytest.param("::1", marks=NEEDS_IPV6), "socket"])
+def test_status_is_that_of_the_answer_and_no_proxy_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """A proxy in the environment is for other machines; a unix socket takes the place of host and port."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setitem(os.environ, "no_proxy", "")
+    path = tmp_path / "api.sock" if place == "socket" else None
+    with scripted(204, 503, path=path, host="127.0.0.1" if path else place) as server:
+        url = f"http://127.0.0.1:{free_port()}" if path else server.url
+        assert get_status(url + "/livez", PATIENCE_SECONDS, path) == 204
+        assert get(url, PATIENCE_SECONDS, path, key="ops.secret") == (503, "")
+    assert [asked.partition(b"\r\n")[0] for asked in server.asked] == [b"GET /livez HTTP/1.1", b"GET / HTTP/1.1"]
+    assert [b"X-API-Key: ops.secret\r\n" in asked for asked in server.asked] == [False, True]
+
+
+@pytest.mark.parametrize("said", [b"220 mail.example.org ESMTP\r\n", b"HTTP/1.1 twohundred OK\r\n\r\n", None])
+def test_server_that_does_not_answer_in_http_or_is_not_there_has_no_status(tmp_path: Path, said: bytes | None) -> None:
+    for path in (None, tmp_path / "api.sock"):
+        with scripted(said, path=path) as server:
+            assert get_status(server.url, 0.2 if said is None else PATIENCE_SECONDS, path) is None
+        assert get_status(server.url, PATIENCE_SECONDS, path) is None
