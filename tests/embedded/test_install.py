@@ -155,7 +155,11 @@ def test_interrupted_install_leaves_no_half_folder(
 
 
 def test_two_processes_install_once(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "finish", lambda step: (packages.steps.append(step), time.sleep(0.2)))
+    def finish(step: str) -> None:
+        packages.steps.append(step)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(packages, "finish", finish)
     with ThreadPoolExecutor(2) as pool:  # whose files are locked as those of processes are
         list(pool.map(install, [tmp_path, tmp_path]))
     assert packages.steps == ["download", "environment"]
