@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from packaging.requirements import Requirement
 
 from tests.support import ROOT
 
@@ -84,23 +82,6 @@ def test_fresh_copy_is_set_up_once_before_its_recipes(just: str | Path, run: Run
     assert run(just, "openapi", "rules") == (0, outputs, [])
 
 
-def test_stock_pillow_is_installed_where_nothing_compiles(run: Run, tmp_path: Path) -> None:
-    lock = ROOT / "requirements" / "dev.txt"
-    scripts = {"pip": "", "just": "", "uv": "[ $2 != sync ] || cat >synced.txt"}
-
-    code, _, errors = run("../just", "_setup", scripts=scripts, compiler="no-such-compiler")
-
-    assert code == 0
-    assert [error for error in errors if "pillow" in error.lower()] == [errors[0]]
-    assert errors[0].startswith(
-        "nereid: warning: stock Pillow takes the place of pillow-simd, which is compiled with gcc, libjpeg-dev "
-    )
-    before, after = (_installed(path) for path in (lock, tmp_path / "a clone" / "synced.txt"))
-    assert {name for name in before if before[name] != after[name]} == {"pillow", "pillow-simd"}
-    assert (len(after["pillow"]) > 0, after["pillow-simd"]) == (True, [])
-    assert run("../just", "_setup", compiler="no-such-compiler") == (0, [], [])
-
-
 def test_every_recipe_that_runs_in_the_environment_sets_it_up() -> None:
     dump = subprocess.run([JUST, "--dump", "--dump-format", "json"], cwd=ROOT, capture_output=True, check=True)
     recipes = json.loads(dump.stdout)["recipes"]
@@ -110,23 +91,6 @@ def test_every_recipe_that_runs_in_the_environment_sets_it_up() -> None:
 
     assert recipes["_setup"]["private"]
     assert {name for name in recipes if not recipes[name]["private"] and not sets_up(name)} == {"default", "clean", "image"}
-
-
-def test_documentation_needs_graphviz(tmp_path: Path) -> None:
-    (tmp_path / "sh").symlink_to("/bin/sh")
-    done = subprocess.run(
-        [JUST, "--no-deps", "docs"], env={"PATH": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "dot, which draws the diagrams, is not installed; on Debian: apt-get install graphviz\n"
-
-
-def _installed(lock: Path) -> dict[str, list[str]]:
-    """Return the hashes in a lock by package, none of a package that is not for this machine."""
-    packages = re.findall(r"^([^#\s].*?) \\\n((?: +--hash=.*\n)+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
-    requirements = [(Requirement(text), hashes.split()) for text, hashes in packages]
-    return {each.name: hashes if each.marker is None or each.marker.evaluate() else [] for each, hashes in requirements}
 
 
 def _write_script(file: Path, script: str) -> None:

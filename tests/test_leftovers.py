@@ -10,73 +10,39 @@ from app.settings.schema import Settings
 from tests.support import ROOT
 
 LEAVING = """
-import subprocess, sys, tempfile
-from tests import leftovers
-
-leftovers._named_files = set  # others run beside this one
-run = leftovers.Run()
-assert run.leftovers() == []
-with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process, tempfile.NamedTemporaryFile() as file:
-    print(*run.leftovers(grace_seconds=0.1), sep="\\n")
-    process.kill()
-print(file.name, process.pid, run.leftovers())
-run.remove_folder()
-"""
-
-USED = """
 import subprocess, sys
 from pathlib import Path
-from tests import leftovers
-
-run, folder = leftovers.Run(), Path(sys.argv[1])
-leftovers._named_files = lambda: {folder}
-with (folder / "log").open("w") as log:
-    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], stdout=log, env={})
-print(run.leftovers(grace_seconds=0.1))
-process.kill()
-process.wait()
-print(run.leftovers(grace_seconds=0.1))
-run.remove_folder()
-"""
-
-
-def test_processes_and_files_left_behind_are_named() -> None:
-    done = subprocess.run([sys.executable, "-c", LEAVING], cwd=ROOT, capture_output=True, text=True, check=True)
-    file, process, last = done.stdout.splitlines()
-
-    name, pid, then = last.split()
-    assert (process, file, then) == (f"process {pid}: {sys.executable} -c import signal; signal.pause()", f"file {name}", "[]")
-
-
-def test_file_in_use_by_another_process_is_not_left_behind(tmp_path: Path) -> None:
-    """Such as the folder of a bench that runs beside the tests, while a log in it is open."""
-    done = subprocess.run([sys.executable, "-c", USED, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
-
-    assert done.stdout.splitlines() == ["[]", f"['file {tmp_path}']"]
-
-
-SOCKETS = """
-import sys
 from app.embedded.folder import TritonFolder
 from app.settings.schema import Settings
 from tests import leftovers
 
-run = leftovers.Run()
-unused, claimed = folders = [TritonFolder(Settings(triton_home=f"{sys.argv[1]}/{name}")) for name in ("unused", "claimed")]
-leftovers._named_files = lambda: {folder.path for folder in folders if folder.path.exists()}
+run, folder = leftovers.Run(), Path(sys.argv[1])
+unused, claimed = folders = [TritonFolder(Settings(triton_home=f"{folder}/{name}")) for name in ("unused", "claimed")]
+leftovers._named_files = lambda: {path for path in (folder, unused.path, claimed.path) if path.exists()}  # not those of others
 unused.make()
 claimed.claim()
-print(run.leftovers(grace_seconds=0.1), unused.path.exists(), claimed.path.exists())
-claimed.give_up()
-print(run.leftovers(), claimed.path.exists())
+for is_others in (True, False):
+    with (folder / "log").open("w") as log:
+        command, how = [sys.executable, "-c", "import signal; signal.pause()"], {"env": {}} if is_others else {}
+        process = subprocess.Popen(command, stdout=log, **how)
+    print(process.pid, run.leftovers(grace_seconds=0.1), unused.path.exists(), claimed.path.exists())
+    process.kill()
+    process.wait()
+    claimed.give_up()
+print(run.leftovers(grace_seconds=0.1))
 run.remove_folder()
 """
 
 
-def test_folders_of_sockets_are_removed_once_no_program_has_them(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", SOCKETS, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
+def test_processes_and_files_left_behind_are_named_and_folders_of_sockets_removed(tmp_path: Path) -> None:
+    """Not what others use: the folder of a bench that runs beside the tests, while a log in it is open, or that of a Triton."""
+    done = subprocess.run([sys.executable, "-c", LEAVING, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
+    others, own, last = done.stdout.splitlines()
 
-    assert done.stdout.splitlines() == ["[] False True", "[] False"]
+    assert others.split(" ", 1)[1] == "[] False True"
+    pid, left = own.split(" ", 1)
+    assert left == f"['process {pid}: {sys.executable} -c import signal; signal.pause()'] False False"
+    assert last == f"['file {tmp_path}']"
 
 
 HOLDING = """

@@ -4,8 +4,10 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -19,14 +21,12 @@ from app.pipeline import preprocess
 from app.pipeline.decode_threads import DecodeThreads
 from app.resilience.fairness import ANYBODY
 from app.settings.schema import Settings
-from app.settings.task_models import default_models
 from app.triton.shared_memory import SHM
-from app.zoo import registry
 from tests.fakes.otlp import receiving_traces
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.imaging.samples import GREY, encode, png
+from tests.imaging.samples import encode
 from tests.pipeline.gate import Gate
-from tests.support import SCENE, captured_log, eventually, free_port, json, started
+from tests.support import SCENE, eventually, started
 
 
 @pytest.fixture(autouse=True)
@@ -64,18 +64,6 @@ async def test_worker_is_prepared_for_its_first_request_and_leaves_no_memory(set
             assert created <= arenas() - before
         assert not fake.regions
         assert not created & arenas()
-
-
-async def test_application_starts_without_triton(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = captured_log(monkeypatch, main)
-    nowhere = with_triton(settings, free_port())
-    async with started(create_app(nowhere)) as client:
-        assert (await client.get("/livez")).status_code == 200
-        assert (await client.get("/models")).status_code == 503
-
-    ((level, _, fields),) = log
-    assert (level, fields["model"], fields["triton"]) == ("warning", "tiny", nowhere.triton_address)
-    assert fields["code"] == "triton_unavailable"
 
 
 async def test_leftovers_of_killed_workers_are_removed(settings: Settings) -> None:
@@ -157,122 +145,41 @@ async def test_memory_suffices_for_the_largest_image(settings: Settings, image_f
         assert (await client.post("/detect", content=image + bytes(1_000_000))).status_code == 200
 
 
-@pytest.mark.parametrize("budget", ["memory", "upload_memory"])
-async def test_memory_of_a_burst_is_returned_when_it_has_ended(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, budget: str
+async def test_housekeeping_goes_on_after_an_error_and_returns_the_memory_of_a_burst(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    returned: list[bool] = []
+    returned, refresh = Mock(), Mock(side_effect=chain([OSError("no file descriptor left")], repeat(None)))
     resident = 100
-    monkeypatch.setattr("app.host.allocator.return_freed_memory", lambda: returned.append(True))
+    monkeypatch.setattr("app.host.allocator.return_freed_memory", returned)
     monkeypatch.setattr("app.host.memory.resident_bytes", lambda: resident)
     monkeypatch.setattr(main, "_HOUSEKEEPING_SECONDS", 0.01)
-    rounds: list[bool] = []
     async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened, _):
-        monkeypatch.setattr(opened.admission, "refresh", lambda: rounds.append(True))
-        with getattr(opened.admission, budget).reserve(ANYBODY) as memory:
+        monkeypatch.setattr(opened.admission, "refresh", refresh)
+
+        async def some_rounds() -> None:
+            refresh.reset_mock()
+            await eventually(lambda: refresh.call_count > 2)
+
+        with opened.admission.memory.reserve(ANYBODY) as memory:
             memory.add(64 * 2**20)
             await asyncio.sleep(0)  # the usual size is noted
             resident = 200
-            rounds.clear()
-            await eventually(lambda: len(rounds) > 2)
-            assert returned == []
-        await eventually(lambda: returned == [True])
-        rounds.clear()
-        await eventually(lambda: len(rounds) > 2)
+            await some_rounds()
+            returned.assert_not_called()
+        await eventually(lambda: returned.called)
+        await some_rounds()
 
-    assert returned == [True]
+    returned.assert_called_once_with()
 
 
-async def test_a_step_of_the_housekeeping_that_fails_does_not_stop_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = captured_log(monkeypatch, main)
-    monkeypatch.setattr(main, "_HOUSEKEEPING_SECONDS", 0.01)
-    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened, _):
-        done: list[str] = []
-
-        def refresh() -> None:
-            done.append("refresh")
-            if len(done) == 1:
-                raise OSError("no file descriptor left")
-
-        monkeypatch.setattr(opened.admission, "refresh", refresh)
-        await eventually(lambda: len(done) > 1)
-
-    assert [call.args for call in log][1:] == [("housekeeping failed",)]  # after that of the fake, which runs no model
-
-
-async def test_traces_are_exported_before_the_application_ends(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What OpenTelemetry complains of is in the log."""
+async def test_traces_are_exported_before_the_application_ends(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = set(threading.enumerate())
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
     async with serving(FakeTriton()) as port:
-        traced = msgspec.structs.replace(with_triton(settings, port), tracing=True)
         with receiving_traces() as receiver:
             monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-            async with started(create_app(traced)) as client:
+            async with started(create_app(msgspec.structs.replace(with_triton(settings, port), tracing=True))) as client:
                 response = await client.get("/livez")
                 assert receiver.spans == []
             assert receiver.named("GET /livez").trace_id.hex() == response.headers["traceparent"].split("-")[1]
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
-        async with started(create_app(traced)) as client:
-            assert (await client.get("/livez")).status_code == 200
     assert not [thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("Otel")]
-    out, err = capsys.readouterr()
-    lines = [msgspec.json.decode(line) for line in out.splitlines()]
-    assert [line["level"] for line in lines if line["event"].startswith("Failed to export spans batch")] == ["error"]
-    assert err == ""
-
-
-async def test_default_models_of_a_worker_are_those_of_the_settings(settings: Settings) -> None:
-    """Which `remove` and `unload` refuse."""
-    own = msgspec.structs.replace(settings, task_models="classification=kinds,pose=people")
-    async with serving(FakeTriton()) as port, open_resources(with_triton(own, port)) as (_, opened, _):
-        assert opened.default_models() == {*default_models(own).values()}
-
-
-async def test_models_that_can_be_pulled_are_those_of_the_registry(settings: Settings) -> None:
-    async with serving(FakeTriton()) as port:
-        here = with_triton(settings, port)
-        elsewhere = msgspec.structs.replace(here, model_repository=f"{here.model_repository}/nowhere")
-        found = []
-        for given in (here, elsewhere):
-            async with started(create_app(given)) as client:
-                models = json(await client.get("/models"))["models"]
-                found.append({model["name"] for model in models if model["state"] == "not_pulled"})
-
-    assert found == [registry.load().keys(), set()]
-
-
-async def test_limits_are_those_of_the_settings(settings: Settings) -> None:
-    limits = msgspec.structs.replace(settings, max_file_size_mb=0.001, max_megapixels=0.0001)
-    image = png(20, 20, 8, GREY)
-    async with serving(FakeTriton()) as port, started(create_app(with_triton(limits, port))) as client:
-        large_body = await client.post("/detect", content=image + bytes(2000))
-        large_image = await client.post("/detect", content=image)
-
-    assert (large_body.status_code, large_body.json()["code"]) == (413, "body_too_large")
-    assert (large_image.status_code, large_image.json()["code"]) == (413, "image_too_large")
-
-
-async def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Granian passes no settings, so each worker reads its own."""
-    async with serving(FakeTriton()) as port:
-        monkeypatch.setenv("NEREID_TRITON_ENDPOINTS", f"127.0.0.1:{port}")
-        monkeypatch.setenv("NEREID_MODEL", "other")
-        monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
-        monkeypatch.setenv("NEREID_TRANSPORT", "inline")
-        async with started(create_app()) as client:
-            assert json(await client.get("/models"))["default"] == "other"
-
-
-def test_process_is_configured(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    called: list[int] = []
-    monkeypatch.setattr("app.host.allocator.keep_freed_memory", lambda: called.append(1))
-    create_app(msgspec.structs.replace(settings, log_level="warning"))
-    structlog.get_logger().info("quiet")
-    structlog.get_logger().warning("loud")
-
-    (line,) = capsys.readouterr().out.splitlines()
-    assert msgspec.json.decode(line)["event"] == "loud"
-    assert called == [1]

@@ -1,11 +1,10 @@
-"""The server of the API as a user runs it, in real processes: it starts, and stops in order."""
+"""The server of the API as a user runs it, in real processes: it starts, stops in order, and replaces its workers."""
 
 import asyncio
 import hashlib
 import inspect
 import os
 import signal
-import socket
 import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,18 +15,16 @@ import grpc
 import httpx
 import pytest
 from granian import _signals
-from granian.constants import HTTPModes, Interfaces
 from granian.server.common import AbstractServer, AbstractWorker
 
+from app.api.caller import keys
 from app.host.processes import SUPERVISED
-from app.server import Server
-from app.settings.schema import Settings
 from tests.fakes.http import listening_on
 from tests.fakes.triton import FakeTriton
-from tests.processes import PATIENCE_SECONDS, has_ended, nothing_left_running  # noqa: F401 - a fixture
+from tests.processes import has_ended, nothing_left_running  # noqa: F401 - a fixture
 from tests.running_api import BEATS, FOREVER, Api, running, triton_of_api  # noqa: F401 - a fixture
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import free_port, until
+from tests.support import SCENE, eventually, until
 
 # Notes each signal to stop; those that follow another one within some seconds are the same.
 SIGNALS = """
@@ -96,18 +93,6 @@ async def test_server_answers_on_a_unix_socket_and_says_when_it_is_ready(fake: F
 
 
 @pytest.mark.system
-async def test_address_where_the_server_cannot_listen_is_one_line(fake: FakeTriton, tmp_path: Path) -> None:
-    """Another program may have taken the address after it was checked."""
-    patch = "import app.preflight; app.preflight.require_address = lambda _: None"
-    missing = tmp_path / "missing" / "api.sock"
-    api = Api(fake.url, tmp_path, patch, socket=missing)
-
-    assert await api.exit_code() == 1
-    assert api.messages == [f"nereid: cannot listen on {missing}: No such file or directory (os error 2)"]
-    await api.client.aclose()
-
-
-@pytest.mark.system
 async def test_server_is_not_ready_before_it_stops(fake: FakeTriton, tmp_path: Path) -> None:
     async with running(fake, tmp_path, drain_delay_seconds=10) as api, stalled(fake, api) as request:
         (worker,) = api.workers()
@@ -124,13 +109,11 @@ async def test_server_is_not_ready_before_it_stops(fake: FakeTriton, tmp_path: P
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("drain_delay", [0.5, FOREVER])
-async def test_second_signal_ends_the_server_at_once(fake: FakeTriton, tmp_path: Path, drain_delay: float) -> None:
-    """It may be waiting for load balancers or for a request that hangs."""
+async def test_second_signal_ends_the_server_at_once(fake: FakeTriton, tmp_path: Path) -> None:
     patch = SIGNALS.format(same_seconds=0)
-    async with running(fake, tmp_path, patch, drain_delay_seconds=drain_delay) as api, stalled(fake, api) as request:
+    async with running(fake, tmp_path, patch, drain_delay_seconds=FOREVER) as api, stalled(fake, api) as request:
         api.process.terminate()
-        await until(partial(api.answers, "/readyz", 503 if drain_delay == FOREVER else None))
+        await until(partial(api.answers, "/readyz", 503))
         assert api.process.poll() is None
         api.process.terminate()
         assert await api.exit_code() == 0
@@ -160,28 +143,6 @@ async def test_a_second_signal_is_ignored_under_a_supervisor(
 
 
 @pytest.mark.system
-async def test_systemd_is_told_that_it_works(fake: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(PATIENCE_SECONDS)
-        async with running(fake, tmp_path):
-            told: list[bytes] = []
-            while {b"READY=1", b"WATCHDOG=1"} > {*told} or told[-1] == b"READY=1":
-                told.append(await asyncio.to_thread(systemd.recv, 64))
-
-    assert told.count(b"READY=1") == 1
-
-
-@pytest.mark.system
-async def test_ctrl_c_does_not_wait_for_load_balancers(fake: FakeTriton, tmp_path: Path) -> None:
-    async with running(fake, tmp_path, drain_delay_seconds=FOREVER) as api, stalled(fake, api) as request:
-        api.process.send_signal(signal.SIGINT)
-        await until(api.is_refused)
-        await check_graceful_end(fake, api, request)
-
-
-@pytest.mark.system
 async def test_signal_may_be_sent_twice_and_to_workers_too(fake: FakeTriton, tmp_path: Path) -> None:
     """As a terminal and systemd do; requests in progress end all the same, and no end is unexpected."""
     patch = SIGNALS.format(same_seconds=FOREVER)
@@ -194,38 +155,6 @@ async def test_signal_may_be_sent_twice_and_to_workers_too(fake: FakeTriton, tmp
         await check_graceful_end(fake, api, request)
 
 
-SLOW_START = f"""
-{BEATS}
-import asyncio
-from contextlib import asynccontextmanager
-from app.api import application
-build = application.build
-def build_slowly(open_resources, *arguments):
-    @asynccontextmanager
-    async def open_slowly():
-        async with open_resources() as resources:
-            try:
-                os.mkdir(os.environ["NEREID_SOCKET"] + ".first")
-            except FileExistsError:
-                while not os.path.exists(os.environ["NEREID_SOCKET"] + ".go"):
-                    await asyncio.sleep(0.02)
-            yield resources
-    return build(open_slowly, *arguments)
-application.build = build_slowly
-"""
-"""All workers but the first one are not ready before the test lets them, though their event loops run."""
-
-
-@pytest.mark.system
-async def test_a_ctrl_c_reaches_a_worker_that_is_starting(fake: FakeTriton, tmp_path: Path) -> None:
-    """It ends once it has started; Granian would block the signal."""
-    async with running(fake, tmp_path, SLOW_START, workers=2) as api:
-        await until(partial(api.has_noted, alive=2))  # before, it would be killed
-        os.killpg(api.process.pid, signal.SIGINT)
-        (tmp_path / "api.sock.go").touch()
-        assert await api.exit_code() == 0
-
-
 @pytest.mark.system
 async def test_a_worker_that_is_starting_is_not_waited_for(fake: FakeTriton, tmp_path: Path) -> None:
     """It has no requests, but Triton may keep it busy for as long as a request may take."""
@@ -233,27 +162,6 @@ async def test_a_worker_that_is_starting_is_not_waited_for(fake: FakeTriton, tmp
     async with running(fake, tmp_path, has_begun=lambda: fake.running > 0, drain_delay_seconds=0) as api:
         api.process.terminate()
         assert await api.exit_code() == 0
-
-
-@pytest.mark.system
-async def test_a_worker_that_has_ended_is_not_killed(fake: FakeTriton, tmp_path: Path) -> None:
-    """Nor is a kill logged: on a busy machine, the thread that collects the worker may run late."""
-    patch = """
-import os, threading, time
-waitpid = os.waitpid
-def wait_late(pid, options):
-    is_watcher = threading.current_thread() is not threading.main_thread()
-    if not is_watcher:
-        time.sleep(0.1)
-    found = waitpid(pid, options)
-    if is_watcher and found[0]:
-        time.sleep(1)
-    return found
-os.waitpid = wait_late"""
-    async with running(fake, tmp_path, patch, workers=2, drain_delay_seconds=0) as api:
-        api.process.terminate()
-        assert await api.exit_code() == 0
-        assert api.messages == []
 
 
 @pytest.mark.system
@@ -293,14 +201,156 @@ def test_code_of_granian_that_the_server_overrides_is_unchanged(function: Callab
     assert hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16] == digest
 
 
-def test_server_is_as_the_settings_say(tmp_path: Path) -> None:
-    port = free_port()
-    server = Server(Settings(host="127.0.0.2", port=port, workers=3, timeout_seconds=5, max_timeout_seconds=40))
-    assert (server.target, server.factory) == ("app.main:create_app", True)
-    assert (server.bind_addr, server.bind_port, server.bind_uds, server.workers) == ("127.0.0.2", port, None, 3)
-    assert (server.interface, server.http, server.websockets) == (Interfaces.ASGI, HTTPModes.http1, False)
-    assert server.workers_kill_timeout == 75
-    assert server.backpressure >= server.backlog > 1024
-    assert (server.workers_lifetime, server.workers_rss) == (None, None)
-    server = Server(Settings(socket=str(tmp_path / "api.sock"), socket_mode="606"))
-    assert (server.bind_uds, server.uds_permissions) == (tmp_path / "api.sock", 0o606)
+@pytest.mark.system
+async def test_a_worker_that_does_not_respond_is_replaced(fake: FakeTriton, tmp_path: Path) -> None:
+    async with running(fake, tmp_path, BEATS, workers=2) as api:
+        await until(partial(api.has_noted, alive=2))
+        stopped, other = api.workers()
+        stopped.suspend()
+
+        async def is_replaced() -> bool:
+            return has_ended(stopped) and len(api.workers()) == 2 and (await api.detect()).status_code == 200
+
+        await until(is_replaced)
+        assert other in api.workers()
+        assert f"nereid: worker {stopped.pid} does not respond; replacing it" in api.messages
+        api.process.terminate()
+        assert await api.exit_code() == 0
+
+
+FAILING_START = """
+import os, app.server
+from app.api import application
+app.server._MAX_PAUSE_SECONDS = 0.1
+app.server._HANDOVER_SECONDS = 3.0
+build = application.build
+def build_or_fail(*arguments):
+    if os.path.exists(os.environ["NEREID_SOCKET"] + ".broken"):
+        raise SystemExit("broken")
+    return build(*arguments)
+application.build = build_or_fail
+"""
+"""No worker can start while there is a certain file."""
+
+
+@pytest.mark.system
+async def test_a_worker_that_cannot_start_does_not_end_the_others(fake: FakeTriton, tmp_path: Path) -> None:
+    broken = tmp_path / "api.sock.broken"
+    async with running(fake, tmp_path, FAILING_START, workers=2) as api:
+
+        async def workers() -> object:
+            return (await api.client.get("/health")).json()["workers"]
+
+        async def are_all_there() -> bool:
+            return await workers() == {"running": 2, "wanted": 2}
+
+        async def is_said(text: str, times: int = 1) -> bool:
+            assert await api.status("/readyz") == 200
+            return sum(text in message for message in api.messages) >= times
+
+        await until(are_all_there)
+        ended, other = api.workers()
+        broken.touch()
+        ended.kill()
+        await until(partial(is_said, "5 times in a row"))
+        assert api.workers()[0] == other
+        assert (await api.detect()).status_code == 200
+        assert await workers() == {"running": 1, "wanted": 2}
+
+        broken.unlink()
+        await until(are_all_there)
+        before = api.workers()
+        broken.touch()
+        api.process.send_signal(signal.SIGHUP)
+        await until(partial(is_said, "renewing worker-", times=2))
+        await until(partial(is_said, "stays, because its successor cannot start", times=2))
+        assert api.workers() == before
+        api.process.terminate()
+        assert await api.exit_code() == 0
+
+
+@pytest.mark.system
+async def test_an_api_of_which_no_worker_can_start_ends(fake: FakeTriton, tmp_path: Path) -> None:
+    (tmp_path / "api.sock.broken").touch()
+    api = Api(fake.url, tmp_path, FAILING_START, workers=2)
+
+    assert await api.exit_code() == 1
+    assert sum("cannot start, and no other serves" in message for message in api.messages) == 1
+    await api.client.aclose()
+
+
+@pytest.mark.system
+async def test_files_that_become_invalid_do_not_end_the_workers(fake: FakeTriton, tmp_path: Path) -> None:
+    credential, table = keys.create("camera-1")
+    (file := tmp_path / "keys.toml").write_text(table.replace('["detect"]', '["detect", "health"]'), encoding="utf-8")
+    patch = "import app.server; app.server._HANDOVER_SECONDS = 3.0"
+    async with running(fake, tmp_path, patch, workers=2, api_keys_file=file) as api:
+        api.client.headers["x-api-key"] = credential
+        file.write_text("", encoding="utf-8")
+        first = set(api.workers())
+
+        async def are_replaced(count: int) -> bool:
+            assert await api.answers("/models", 200)  # the key is valid
+            return len(api.workers()) == 2 and len(set(api.workers()) - first) == count
+
+        api.workers()[0].kill()
+        await until(partial(are_replaced, 1))
+        api.process.send_signal(signal.SIGHUP)
+        await until(partial(are_replaced, 2))
+
+        async def is_told() -> bool:
+            return [*(await api.client.get("/health")).json()["refused_files"]] == ["api_keys"]
+
+        await until(is_told)
+        api.process.terminate()
+        assert await api.exit_code() == 0
+
+
+@pytest.mark.system
+async def test_a_worker_with_too_much_memory_is_replaced(fake: FakeTriton, tmp_path: Path) -> None:
+    flag, is_ready, is_told = tmp_path / "too much", tmp_path / "ready", tmp_path / "told"
+    patch = f"""
+import app.server, os, time
+from granian.server.mp import WorkerProcess
+app.server._HANDOVER_SECONDS = 1.0
+terminate = WorkerProcess.terminate
+def hand_over(worker):
+    while not os.path.exists({str(is_ready)!r}): time.sleep(0.01)  # on a busy machine
+    open({str(is_told)!r}, 'w').close()
+    terminate(worker)
+WorkerProcess.terminate = hand_over
+app.server.Server.rss_sample_interval = property(lambda _: 0.2, lambda *_: None)
+app.server.Server.workers_rss = property(lambda _: 1 if os.path.exists({str(flag)!r}) else 2**50, lambda *_: None)"""
+    async with running(fake, tmp_path, patch) as api:
+        (first,) = api.workers()
+        reader, writer = await asyncio.open_unix_connection(str(api.socket))
+        head = f"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/bmp\r\nContent-Length: {len(SCENE)}\r\n\r\n"
+        writer.write(head.encode() + SCENE[:100])
+        await writer.drain()
+        flag.touch()
+
+        async def is_next_there() -> bool:
+            assert await api.status("/livez") == 200
+            return len(api.workers()) == 2
+
+        await until(is_next_there)
+        flag.unlink()
+
+        async def are_both_ready() -> bool:
+            return (await api.client.get("/health")).json()["workers"]["running"] == 2  # type: ignore[no-any-return]
+
+        await until(are_both_ready)
+        is_ready.touch()
+        (second,) = set(api.workers()) - {first}
+
+        async def is_only_next_there() -> bool:
+            assert await api.status("/livez") == 200
+            return api.workers() == [second]
+
+        await eventually(is_told.exists)
+        for _ in range(20):  # a connection that the first one has just accepted is closed, and a client repeats the request
+            await until(partial(api.answers, "/livez", 200))
+        writer.write(SCENE[100:])
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await until(is_only_next_there)
+        writer.close()

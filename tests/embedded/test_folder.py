@@ -1,26 +1,33 @@
-"""The private folder of an embedded Triton: found by its home, used by one process of one user, and never given to another user."""
+"""The private folder of an embedded Triton, used by one process of one user, and the models that are loaded through it."""
 
+import asyncio
 import os
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
-import msgspec
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2 as messages
 
 from app import preflight
+from app.embedded.control import apply
 from app.embedded.folder import TritonFolder
 from app.host.program import CommandError
 from app.settings.schema import Settings
-from app.triton.repository import DESCRIPTION, identify
+from app.triton.repository import DESCRIPTION, identify, last_change
+from tests.fakes import http
+from tests.fakes.triton import FakeTriton, serving
 from tests.support import ROOT
 
 # As `serve`: with a child that inherits the lock, and outlives it until the pipe is closed.
 CLAIM = """
 import subprocess, sys
+from app.embedded.control import apply
 from app.embedded.folder import TritonFolder
 from app.settings.schema import Settings
 folder = TritonFolder(Settings(triton_home=sys.argv[1]))
@@ -51,7 +58,7 @@ def folder(settings: Settings) -> Iterator[TritonFolder]:
     assert list(folder.path.iterdir()) == []
 
 
-@pytest.mark.parametrize("settings", ["plain", "with a space", "quote's", "$(touch me)", "ünïcode", "x" * 200], indirect=True)
+@pytest.mark.parametrize("settings", ["$(touch 'me)", "x" * 200], indirect=True)
 def test_links_lead_to_triton_and_its_models(settings: Settings, folder: TritonFolder) -> None:
     """No path that Triton gets needs quotes or is too long for a socket, wherever it is installed; only its user has access."""
     folder.claim()
@@ -70,35 +77,12 @@ def test_links_lead_to_triton_and_its_models(settings: Settings, folder: TritonF
     assert (home / "triton.log").is_file()
 
 
-def test_files_that_triton_will_load_are_known(settings: Settings, folder: TritonFolder) -> None:
-    pulled = Path(settings.model_repository, "pulled")
-    folder.claim()
-    assert not folder.has_loaded("pulled", identify(pulled))
-    folder.fill()
-    assert folder.has_loaded("pulled", identify(pulled))
-    (pulled / "1" / "model.onnx").touch()
-    assert not folder.has_loaded("pulled", identify(pulled))
-
-
-def test_each_home_has_a_folder(settings: Settings, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "home" / "home")
-    same = [str(tmp_path / "link"), f"{settings.triton_home}/../home"]
-    assert {msgspec.structs.replace(settings, triton_home=home).triton_folder for home in same} == {settings.triton_folder}
-    assert msgspec.structs.replace(settings, triton_home=str(tmp_path)).triton_folder != settings.triton_folder
-
-
 def test_only_one_process_uses_a_folder(settings: Settings, folder: TritonFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program whose starter was killed ends, too, and is waited for."""
-    command, told = [sys.executable, "-c", CLAIM, settings.triton_home], list[str]()
-
-    def end_triton(line: str) -> None:
-        told.append(line)
-        triton.close()
-
+    command = [sys.executable, "-c", CLAIM, settings.triton_home]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdin is not None
-        triton = other.stdin
         assert other.stdout.readline() == b"claimed\n"
         with pytest.raises(CommandError, match=f"runs the Triton in {settings.triton_home}; end it, or .* NEREID_TRITON_HOME$"):
             folder.claim(attempts=1)
@@ -107,30 +91,14 @@ def test_only_one_process_uses_a_folder(settings: Settings, folder: TritonFolder
         folder.socket.touch()
         other.kill()
         other.wait()
-        monkeypatch.setattr("app.embedded.folder.say", end_triton)
+        say = Mock(side_effect=lambda _, stdin=other.stdin: stdin.close())
+        monkeypatch.setattr("app.embedded.folder.say", say)
         folder.claim()
     folder.claim()
     folder.fill()
-    assert told == [f"another process runs the Triton in {settings.triton_home}; trying for 15 s, in case it is ending"]
+    say.assert_called_once_with(f"another process runs the Triton in {settings.triton_home}; trying for 15 s, in case it is ending")
     assert [path.name for path in (folder.path / "models").iterdir()] == ["pulled"]
     assert not folder.socket.exists()
-
-
-def test_folder_is_made_by_the_api_and_again_if_it_was_removed(settings: Settings, folder: TritonFolder) -> None:
-    """No other user can listen there then, whether Triton runs or not. Systemd may remove it when a user logs out."""
-    preflight.require_usable(settings)
-    for _ in range(2):
-        folder.claim()
-        folder.fill()
-        assert folder.path.stat().st_mode & 0o777 == 0o700
-        shutil.rmtree(folder.path)
-        folder.clear()
-    folder.claim()
-
-
-def make_open(path: Path) -> None:
-    path.mkdir()
-    path.chmod(0o755)
 
 
 def make_foreign(path: Path) -> None:
@@ -144,12 +112,11 @@ NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (make_open, "is not a folder of mode 700; remove it"),
+        (lambda path: path.mkdir(mode=0o755), "is not a folder of mode 700; remove it"),
         pytest.param(make_foreign, "belongs to user 12345, and this is user 0; run this as that user", marks=NEEDS_ROOT),
         (lambda path: path.symlink_to("/tmp"), "is not a folder of mode 700; remove it"),  # noqa: S108 - not used
-        (Path.touch, "is not a folder of mode 700; remove it"),
     ],
-    ids=["open", "foreign", "link", "file"],
+    ids=["open", "foreign", "link"],
 )
 def test_folder_that_others_can_use_is_refused(settings: Settings, make: Callable[[Path], None], reason: str) -> None:
     """Also by an API alone, which would send its images there."""
@@ -162,7 +129,80 @@ def test_folder_that_others_can_use_is_refused(settings: Settings, make: Callabl
             preflight.require_usable(settings)
         assert path.exists()
     finally:
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        else:
-            path.unlink()
+        path.unlink() if path.is_symlink() else path.rmdir()
+
+
+class LoadingTriton(FakeTriton):
+    """Notes which models it is to load or unload; a file may be changed meanwhile, and a message be why it cannot load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[tuple[str, str]] = []
+        self.changes: Path | None = None
+        self.refusal_to_load = ""
+
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        self.loads.append(("load", request.model_name))
+        if self.changes:
+            self.changes.touch()
+        if self.refusal_to_load:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.refusal_to_load)
+        return messages.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(self, request: Any, _: Any) -> Any:  # noqa: ANN401, N802
+        self.loads.append(("unload", request.model_name))
+        return messages.RepositoryModelUnloadResponse()
+
+
+@pytest.fixture
+async def triton(settings: Settings, folder: TritonFolder) -> AsyncIterator[LoadingTriton]:
+    folder.claim()
+    folder.fill()
+    async with serving(fake := LoadingTriton(), address=settings.triton_address):
+        yield fake
+
+
+def changed(settings: Settings) -> int:
+    return last_change(Path(settings.model_repository))
+
+
+async def test_model_is_loaded_again_whenever_it_is_changed(settings: Settings, triton: LoadingTriton) -> None:
+    link, before = settings.triton_folder / "models" / "listed", 0
+    for loads in ("load", "load", "unload"):
+        if loads == "unload":
+            link.resolve().rename(link.resolve().with_name("elsewhere"))
+        assert await asyncio.to_thread(apply, settings, "listed") == ""
+        assert triton.loads.pop() == (loads, "listed")
+        assert link.is_symlink() is (loads == "load")
+        assert changed(settings) > before
+        before = changed(settings)
+
+
+async def test_files_that_triton_has_loaded_are_known_unless_they_change_meanwhile(
+    settings: Settings, folder: TritonFolder, triton: LoadingTriton
+) -> None:
+    pulled = Path(settings.model_repository, "pulled")
+    assert folder.has_loaded("pulled", identify(pulled))
+    (pulled / "1" / "model.onnx").write_bytes(b"another")
+    assert not folder.has_loaded("pulled", identify(pulled))
+    triton.refusal_to_load = "load failed for model 'pulled': version 1: out of luck;\nand so on"
+    before = changed(settings)
+    with pytest.raises(CommandError, match=r"^Triton cannot load pulled: load failed for .*: version 1: out of luck;$"):
+        await asyncio.to_thread(apply, settings, "pulled")
+    assert (folder.has_loaded("pulled", identify(pulled)), changed(settings)) == (False, before)
+    triton.refusal_to_load = ""
+    await asyncio.to_thread(apply, settings, "pulled")
+    assert folder.has_loaded("pulled", identify(pulled))
+    triton.changes = pulled / "1" / "model.onnx"
+    await asyncio.to_thread(apply, settings, "pulled")
+    assert not folder.has_loaded("pulled", identify(pulled))
+
+
+def test_triton_that_does_not_run_loads_the_model_when_it_starts(settings: Settings, folder: TritonFolder) -> None:
+    """One that was killed has left its socket behind."""
+    folder.claim()
+    folder.fill()
+    for _ in range(2):
+        assert apply(settings, "pulled") == f"when Triton starts with {settings.model_repository}; none runs yet"
+        if not folder.socket.exists():
+            http.listening_on(folder.socket).close()

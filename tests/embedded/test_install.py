@@ -2,24 +2,22 @@
 
 import ctypes.util
 import errno
-import fcntl
 import hashlib
 import os
 import re
-import subprocess
 import sys
 import sysconfig
+import time
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from app.embedded import install as module
-from app.embedded.install import REQUIREMENTS, WHEEL, WHEEL_SHA256, install, libpython_folder
-from app.host.program import ROOT, CommandError
+from app.embedded.install import REQUIREMENTS, WHEEL, install
+from app.host.program import CommandError
 
 MINOR = sys.version_info.minor
 VERSION = f"3.{MINOR}"
@@ -34,23 +32,6 @@ INSTALLED = {
     "nvidia_pytriton-0.7.0.dist-info/LICENSE",
 }
 LOCK = "install.lock"
-INSTALL = """
-import hashlib, sys
-from pathlib import Path
-from app.embedded import install as module
-from tests.embedded.test_install import TRITON, Packages
-
-class Waiting(Packages):
-    def finish(self, step):
-        sys.stdin.readline()
-        print(step, flush=True)
-
-packages = Waiting()
-module.download_wheel, module.make_environment = packages.download_wheel, packages.make_environment
-module.WHEEL_SHA256 = hashlib.sha256(TRITON).hexdigest()
-module.install(Path(sys.argv[1]))
-"""
-"""Installs like the fixture `packages`; each step is printed, and does not end before a line has been read."""
 
 
 def triton_wheel() -> bytes:
@@ -101,16 +82,6 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Packages:
     return packages
 
 
-@pytest.fixture
-def installed(tmp_path: Path, packages: Packages) -> Path:
-    """A home in which everything is installed, with an old file in each folder."""
-    install(tmp_path)
-    for name in ("server", "python"):
-        (tmp_path / name / "old").touch()
-    packages.steps.clear()
-    return tmp_path
-
-
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -118,16 +89,6 @@ def files(folder: Path) -> set[str]:
 def names(folder: Path) -> list[str]:
     """List a folder without the lock file, which stays."""
     return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
-
-
-@contextmanager
-def installing(home: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """Install in another process, which is killed in the end if it still runs; yields also its first message."""
-    command, pipe = [sys.executable, "-c", INSTALL, str(home)], subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stderr is not None
-        yield process, process.stderr.readline()
-        process.kill()
 
 
 def test_server_is_unpacked_after_half_of_it_was_by_a_killed_process(tmp_path: Path, packages: Packages) -> None:
@@ -146,52 +107,34 @@ def test_server_is_unpacked_after_half_of_it_was_by_a_killed_process(tmp_path: P
     assert all(os.access(path, os.X_OK) for path in (stub, triton / "bin" / "tritonserver"))
 
 
-def renew_nothing(home: Path, _: pytest.MonkeyPatch) -> None:
-    (home / LOCK).unlink()
-
-
-def renew_requirements(home: Path, patch: pytest.MonkeyPatch) -> None:
-    (home / "triton.txt").write_text("numpy==1.26.4", encoding="utf-8")
-    patch.setattr(module, "REQUIREMENTS", home / "triton.txt")
-
-
-def renew_wheel(home: Path, _: pytest.MonkeyPatch) -> None:
-    (home / "server" / "complete").write_text(f"{'0' * 64} {VERSION}", encoding="utf-8")
-
-
-def renew_python(home: Path, _: pytest.MonkeyPatch) -> None:
-    for mark in (home / "server" / "complete", home / "python" / "complete"):
-        mark.write_text(mark.read_text(encoding="utf-8").replace(VERSION, "3.10"), encoding="utf-8")
-
-
 @pytest.mark.parametrize(
-    ("renew", "steps"),
-    [
-        (renew_nothing, []),
-        (renew_requirements, ["environment"]),
-        (renew_wheel, ["download"]),
-        (renew_python, ["download", "environment"]),
-    ],
+    ("new", "steps"),
+    [({}, []), ({"REQUIREMENTS": "numpy==1.26.4"}, ["environment"]), ({"VERSION": "3.10"}, ["download", "environment"])],
 )
-def test_second_install_renews_what_has_changed(  # noqa: PLR0913, PLR0917 - as many fixtures
-    installed: Path,
-    packages: Packages,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    renew: Callable[[Path, pytest.MonkeyPatch], None],
-    steps: list[str],
+def test_second_install_renews_what_has_changed(
+    tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch, new: dict[str, str], steps: list[str]
 ) -> None:
-    """The stub of the server and the packages of the environment are those of one Python."""
-    renew(installed, monkeypatch)
-    capsys.readouterr()
-    install(installed)
+    """The stub of the server and the packages of the environment are those of one Python. What is complete needs no lock."""
+    install(tmp_path)
+    (tmp_path / LOCK).unlink()
+    (tmp_path / "triton.txt").write_text(new.get("REQUIREMENTS", ""), encoding="utf-8")
+    for name in ("server", "python"):
+        (tmp_path / name / "old").touch()
+        mark = tmp_path / name / "complete"
+        mark.write_text(mark.read_text(encoding="utf-8").replace(VERSION, new.get("VERSION", VERSION)), encoding="utf-8")
+    if "REQUIREMENTS" in new:
+        monkeypatch.setattr(module, "REQUIREMENTS", tmp_path / "triton.txt")
+        packages.fails_at, packages.failure = "environment", CommandError("pip failed")
+        with pytest.raises(CommandError, match="pip failed"):
+            install(tmp_path)
+        assert (names(tmp_path), (tmp_path / "python" / "old").exists()) == (["python", "server", "triton.txt"], True)
+        packages.failure = None
+    packages.steps.clear()
+    install(tmp_path)
     assert packages.steps == steps
-    assert [(installed / folder / "old").exists() for folder in ("server", "python")] == [
-        "download" not in steps,
-        "environment" not in steps,
-    ]
-    assert capsys.readouterr().err.count("\n") == len(steps)
-    assert (installed / LOCK).exists() is bool(steps)  # what is complete needs none
+    kept = [name for name in ("server", "python") if (tmp_path / name / "old").exists()]
+    assert kept == {0: ["server", "python"], 1: ["server"], 2: []}[len(steps)]
+    assert (tmp_path / LOCK).exists() is bool(steps)
 
 
 @pytest.mark.parametrize("step", ["download", "environment"])
@@ -199,7 +142,6 @@ def test_second_install_renews_what_has_changed(  # noqa: PLR0913, PLR0917 - as 
     ("failure", "match"),
     [
         (KeyboardInterrupt(), None),
-        (CommandError("pip failed"), "pip failed"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "could not be written: No space left on device"),
     ],
 )
@@ -210,49 +152,17 @@ def test_interrupted_install_leaves_no_half_folder(
     with pytest.raises((KeyboardInterrupt, CommandError), match=match):
         install(tmp_path)
     assert names(tmp_path) == ([] if step == "download" else ["server"])
-    packages.failure = None
-    install(tmp_path)
-    assert names(tmp_path) == ["python", "server"]
 
 
-def test_failed_renewal_keeps_the_old_folder(installed: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
-    renew_requirements(installed, monkeypatch)
-    packages.fails_at, packages.failure = "environment", CommandError("pip failed")
-    with pytest.raises(CommandError):
-        install(installed)
-    assert names(installed) == ["python", "server", "triton.txt"]
-    assert "old" in files(installed / "python")
+def test_two_processes_install_once(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(step: str) -> None:
+        packages.steps.append(step)
+        time.sleep(0.2)
 
-
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_two_processes_install_once_or_the_second_after_a_killed_first(tmp_path: Path, *, is_killed: bool) -> None:
-    with installing(tmp_path) as (first, line):
-        assert line == f"nereid: getting {WHEEL} (Triton Inference Server, 55 MB)\n"
-        with installing(tmp_path) as (second, waiting):
-            assert waiting == f"nereid: another process is installing in {tmp_path}; waiting for it\n"
-            if is_killed:
-                first.kill()
-            else:
-                assert first.communicate("\n\n")[0] == "download\nenvironment\n"
-            assert second.communicate("\n\n" if is_killed else "")[0] == ("download\nenvironment\n" if is_killed else "")
-    assert (first.returncode, second.returncode) == (-9 if is_killed else 0, 0)
-    assert names(tmp_path) == ["python", "server"]
-    assert files(tmp_path / "server") > INSTALLED
-
-
-def test_lock_that_cannot_be_taken_is_an_error(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some network file systems have no locks."""
-
-    def flock(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    (tmp_path / "file").touch()
-    with pytest.raises(CommandError, match=str(tmp_path / "file")):
-        install(tmp_path / "file" / "home")
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(CommandError, match=rf"{LOCK} could not be written or locked: No locks available"):
-        install(tmp_path)
-    assert packages.steps == []
+    monkeypatch.setattr(packages, "finish", finish)
+    with ThreadPoolExecutor(2) as pool:  # whose files are locked as those of processes are
+        list(pool.map(install, [tmp_path, tmp_path]))
+    assert packages.steps == ["download", "environment"]
 
 
 def test_another_wheel_is_rejected(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,47 +173,29 @@ def test_another_wheel_is_rejected(tmp_path: Path, packages: Packages, monkeypat
     assert names(tmp_path) == []
 
 
-def without_libpython(monkeypatch: pytest.MonkeyPatch, folder: Path, *, loader_has_it: bool = False) -> None:
-    """Let neither Python's own configuration nor the loader know a libpython, unless it is in this folder."""
-    monkeypatch.setattr(sysconfig, "get_config_vars", lambda *_: [str(folder), None])
-    monkeypatch.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so.1.0" if loader_has_it else None)
-    monkeypatch.setattr(sys, "base_prefix", str(folder))
-
-
-@pytest.mark.parametrize("place", ["", "lib"])
-def test_libpython_is_found_where_this_python_was_built_or_is_missed(
+@pytest.mark.parametrize("place", ["", "lib", "loader"])
+def test_libpython_of_the_wheel_is_replaced_by_that_of_this_python(
     tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """The stub cannot run without it. A Python that was built by hand has it in its library folder or under its prefix."""
-    without_libpython(monkeypatch, tmp_path)
+    """A Python that was built by hand has it in its library folder or under its prefix; what only the loader finds has no path."""
+    monkeypatch.setattr(sysconfig, "get_config_vars", lambda *_: [str(tmp_path), None])
+    monkeypatch.setattr(ctypes.util, "find_library", lambda _: None)
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
     with pytest.raises(CommandError, match=rf"libpython{VERSION}\.so\.1\.0 is missing; .*apt-get install libpython{VERSION}"):
         install(tmp_path / "home")
     assert packages.steps == []
-    (tmp_path / place).mkdir(exist_ok=True)
-    (tmp_path / place / f"libpython{VERSION}.so.1.0").touch()
-    assert libpython_folder() == tmp_path / place
-
-
-@pytest.mark.parametrize("has_own", [True, False])
-def test_libpython_of_the_wheel_is_replaced_if_this_python_has_its_own(
-    tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch, *, has_own: bool
-) -> None:
-    """The wheel's may not fit the standard library of this Python; one that only the loader can find has no path."""
-    without_libpython(monkeypatch, tmp_path, loader_has_it=True)
-    if has_own:
-        (tmp_path / f"libpython{VERSION}.so.1.0").write_text("own", encoding="utf-8")
+    if place == "loader":
+        monkeypatch.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so.1.0")
+    else:
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / f"libpython{VERSION}.so.1.0").write_text("own", encoding="utf-8")
     install(tmp_path / "home")
-    assert packages.steps
     server = tmp_path / "home" / "server"
-    assert (server / BUNDLED_LIBPYTHON).read_text(encoding="utf-8") == ("own" if has_own else BUNDLED_LIBPYTHON)
+    assert (server / BUNDLED_LIBPYTHON).read_text(encoding="utf-8") == (BUNDLED_LIBPYTHON if place == "loader" else "own")
     assert (server / OTHER_LIBPYTHON).read_text(encoding="utf-8") == OTHER_LIBPYTHON
 
 
-def test_wheel_and_requirements_are_pinned_by_their_hashes() -> None:
-    assert re.fullmatch(r"[a-z-]+==[0-9.]+", WHEEL)
-    assert len(bytes.fromhex(WHEEL_SHA256)) == 32
-    text = REQUIREMENTS.read_text(encoding="utf-8")
-    pins = [line for line in text.splitlines() if re.match(r"\w", line)]
-    assert {re.split(r"[=\s]", pin)[0] for pin in pins} >= {"numpy", "onnxruntime"}
-    assert all(re.match(r"[\w.-]+==[\w.]+ .*\\$", pin) for pin in pins)
-    assert len(re.findall(r"^\w.*\\\n +--hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)) == len(pins)
+def test_requirements_are_pinned_by_their_hashes() -> None:
+    packages = re.findall(r"(?m)^\w.*(?:\n +.*)*", REQUIREMENTS.read_text(encoding="utf-8"))
+    assert len(packages) > 1
+    assert all(re.match(r"[\w.-]+==[\w.]+ .*\\\n +--hash=sha256:[0-9a-f]{64}", package) for package in packages)

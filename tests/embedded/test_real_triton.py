@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -25,8 +24,7 @@ from app.triton.control_key import HEADER
 from app.triton.shared_memory import Arena
 from tests.embedded.conftest import MODEL, SHM, shared
 from tests.processes import nothing_left_running  # noqa: F401 - a fixture
-from tests.support import SCENE, finds, free_port, started, transport_in_use
-from tests.support import json as json_of
+from tests.support import finds, free_port, started, transport_in_use
 
 pytestmark = pytest.mark.system
 
@@ -41,36 +39,6 @@ def test_paths_may_have_any_characters(own: Settings, tmp_path: Path) -> None:
     server.stop()
 
     assert {path.name for path in home.iterdir()} == {"server", "python", server.log.name}
-
-
-async def test_other_models_that_cannot_be_loaded_are_a_warning(
-    own: Settings, server: EmbeddedTriton, tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, file, data in (("bad_model", "1/model.onnx", b"not ONNX"), ("bad_config", "config.pbtxt", b'name: "bad_config" {')):
-        shutil.copytree(tiny, tiny.with_name(name))
-        config = (tiny / "config.pbtxt").read_text(encoding="utf-8").replace(MODEL, name)
-        (tiny.with_name(name) / "config.pbtxt").write_text(config, encoding="utf-8")
-        (tiny.with_name(name) / file).write_bytes(data)
-    server.start()
-    first, second = sorted(capsys.readouterr().err.splitlines())
-    async with started(create_app(msgspec.structs.replace(own, log_level="error"))) as client:
-        assert await finds(client)
-        answers = {name: await client.post(f"/predict/{name}", content=SCENE) for name in ("bad_model", "bad_config", "nothing")}
-        listed = {model["name"]: model for model in json_of(await client.get("/models"))["models"]}
-
-    expected = "nereid: warning: bad_config could not be loaded: failed to read text proto from "
-    assert first.startswith(f"{expected}{tiny.parent}/bad_config/config.pbtxt (")
-    assert second.startswith("nereid: warning: bad_model could not be loaded: Internal: InvalidProtobuf: ")
-    assert {name: (answer.status_code, answer.json()["code"]) for name, answer in answers.items()} == {
-        "bad_model": (503, "model_not_ready"),
-        "bad_config": (503, "model_not_ready"),
-        "nothing": (404, "unknown_model"),
-    }
-    assert {name: model["state"] for name, model in listed.items() if model["state"] != "not_pulled"} == {
-        MODEL: "ready",
-        "bad_config": "invalid",
-        "bad_model": "not_ready",
-    }
 
 
 def tcp_listeners(server: EmbeddedTriton) -> list[tuple[str, int]]:
@@ -125,7 +93,7 @@ CONTROLS = (
     ("POST", f"/v2/models/{MODEL}/trace/setting"),
     ("POST", "/v2/logging"),
 )
-VALUES = (b"", b" \r\n ", b" \n", b"\r\n\t", b" \r\n \n", b" %0A", b" \\n", b" 0")
+VALUES = (b"", b" \r\n ", b" \n", b" \r\n \n", b" %0A", b" \\n")
 """Ways to write a value that is, or may be taken for, a line feed."""
 
 

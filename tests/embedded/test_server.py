@@ -1,28 +1,29 @@
-"""The process of the embedded Triton: started, stopped, and never left behind."""
+"""The process of the embedded Triton: started, checked, stopped, and never left behind."""
 
+import asyncio
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
-import msgspec
+import grpc
+import numpy as np
 import psutil
 import pytest
 
-from app.embedded.folder import TritonFolder, runs_elsewhere
 from app.embedded.launch import shm_prefix
-from app.embedded.server import EmbeddedTriton, read_load_failures
+from app.embedded.server import EmbeddedTriton, check_inference
 from app.embedded.service import CheckError
 from app.host.program import CommandError
 from app.settings.schema import TRITON_SOCKET, Settings
+from app.triton.blocking_client import BlockingClient
 from tests.embedded.conftest import MODEL, SHM, imitate, parts, program_of, script, shared
+from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
 from tests.processes import nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
 from tests.support import ROOT, free_port
 
@@ -32,15 +33,6 @@ def either(request: pytest.FixtureRequest) -> Settings:
     """Run the test with the imitation and with Triton itself."""
     settings: Settings = request.getfixturevalue(request.param)
     return settings
-
-
-def test_port_in_use_is_an_error(own: Settings) -> None:
-    first = free_port()
-    server = EmbeddedTriton(msgspec.structs.replace(own, triton_ports=first))
-    taken = f"Triton cannot listen on port {first + 1}: it is in use; choose others with NEREID_TRITON_PORTS"
-    with socket.create_server(("127.0.0.1", first + 1)), pytest.raises(CommandError, match=taken):
-        server.start()
-    assert not server.log.exists()
 
 
 def test_server_starts_works_and_leaves_nothing_whether_it_is_stopped_or_killed(either: Settings, server: EmbeddedTriton) -> None:
@@ -82,39 +74,34 @@ def test_start_removes_only_its_own_leftovers(stand_in: Settings, tmp_path: Path
     """Any user can make a link to anything."""
     script(stand_in, "exit 3")
     prefix = shm_prefix(stand_in)
-    ours, others = SHM / f"{prefix}stale", [SHM / f"{prefix[:-1]}0_stale", SHM / f"{prefix}folder", SHM / f"{prefix}nowhere"]
+    ours, other, link = SHM / f"{prefix}stale", SHM / f"{prefix[:-1]}0_stale", SHM / f"{prefix}folder"
     ours.touch()
-    others[0].touch()
+    other.touch()
     (folder := tmp_path / "folder").mkdir(mode=0o755)
-    for link, target in zip(others[1:], (folder, tmp_path / "nowhere"), strict=True):
-        link.symlink_to(target)
+    link.symlink_to(folder)
     try:
         with pytest.raises(CommandError):
             EmbeddedTriton(stand_in).start()
-        assert not ours.exists()
-        assert [path.is_symlink() or path.exists() for path in others] == [True] * 3
+        assert [path.exists() for path in (ours, other, link)] == [False, True, True]
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755
     finally:
-        for path in others:
-            path.unlink()
+        other.unlink()
+        link.unlink()
 
 
 SAYS = "E1122 07:10:52.590124 29056 model_lifecycle.cc:642] \"failed to load 'six_columns' version 1: Internal: out of luck\""
 
 
 @pytest.mark.parametrize(
-    ("version", "says", "reason"),
-    [("1", SAYS, "Internal: out of luck"), ("1", "", "Triton does not tell why"), ("none", "", "it is not in {repository}")],
+    ("version", "says", "reason"), [("1", SAYS, "Internal: out of luck"), ("none", "", "it is not in {repository}")]
 )
 def test_missing_default_model_is_an_error(stand_in: Settings, tiny: Path, version: str, says: str, reason: str) -> None:
     imitate(stand_in, is_ready=False, says=says)
     (tiny / "1").rename(tiny / version)
     server = EmbeddedTriton(stand_in)
-
-    with pytest.raises(CommandError) as caught:
-        server.start()
     reason = reason.format(repository=tiny.parent)
-    assert str(caught.value) == f"{MODEL} could not be loaded: {reason}; Triton's log is {server.log}"
+    with pytest.raises(CommandError, match=f"^{MODEL} could not be loaded: {reason}; Triton's log is {server.log}$"):
+        server.start()
     assert server.poll() is None
 
 
@@ -129,17 +116,6 @@ def test_another_model_that_cannot_be_loaded_is_a_warning(
     exported_warning, warning = capsys.readouterr().err.splitlines()
     assert exported_warning.startswith(f"nereid: warning: exported could not be loaded: {exported} has no config.pbtxt; ")
     assert warning == "nereid: warning: other could not be loaded: Internal: out of luck"
-
-
-def test_server_that_ends_at_once_is_an_error_and_its_last_two_logs_are_kept(stand_in: Settings) -> None:
-    server = EmbeddedTriton(stand_in)
-    for text in ("first", "second", "third"):
-        script(stand_in, f"echo {text}; echo really >&2; exit 3")
-        with pytest.raises(CommandError, match=f"exited with code 3 while it started; its log is {server.log}"):
-            server.start()
-    assert server.log.read_text(encoding="utf-8") == "third\nreally\n"
-    assert server.log.with_name(f"{server.log.name}.1").read_text(encoding="utf-8") == "second\nreally\n"
-    assert server.poll() is None
 
 
 @pytest.mark.parametrize(
@@ -184,30 +160,6 @@ def test_log_stays_short_while_the_server_runs(stand_in: Settings, monkeypatch: 
     assert previous.read_bytes() == bytes(2000)
 
 
-def test_without_room_for_the_log_there_is_a_warning(stand_in: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    script(stand_in, "exit 3")
-    server = EmbeddedTriton(stand_in)
-    server.log.touch()
-    (server.log.with_suffix(".log.1") / "in the way").mkdir(parents=True)
-    with pytest.raises(CommandError, match="exited with code 3"):
-        server.start()
-    assert capsys.readouterr().err.startswith(f"nereid: warning: {server.log} cannot be written: ")
-
-
-def test_server_that_cannot_be_run_is_an_error(stand_in: Settings) -> None:
-    """After a failed restart, its supervisor still has the folder."""
-    program_of(stand_in).write_bytes(b"\x7fELF for another machine")
-    program_of(stand_in).chmod(0o755)
-    server = EmbeddedTriton(stand_in)
-    for begin, is_claimed in ((server.start, False), (server.spawn, False), (server.spawn, True)):
-        if is_claimed:
-            server.claim()
-        with pytest.raises(CommandError, match="Triton cannot be run here"):
-            begin()
-        assert runs_elsewhere(TritonFolder(stand_in)) is is_claimed
-    server.stop()
-
-
 def test_server_that_never_becomes_ready_is_killed(stand_in: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.embedded.server._READY_SECONDS", 0.5)
     monkeypatch.setattr("app.embedded.server._STOP_SECONDS", 0.1)
@@ -216,48 +168,6 @@ def test_server_that_never_becomes_ready_is_killed(stand_in: Settings, monkeypat
     with pytest.raises(CommandError, match=rf"was not ready after \d+ s; .*{server.log}"):
         server.start()
     assert server.poll() is None
-
-
-@pytest.mark.parametrize("is_interrupted", [True, False])
-def test_start_that_fails_in_the_end_ends_the_server(
-    stand_in: Settings, monkeypatch: pytest.MonkeyPatch, *, is_interrupted: bool
-) -> None:
-    server = EmbeddedTriton(imitate(stand_in, rows=0))
-    if is_interrupted:
-        monkeypatch.setattr("app.triton.blocking_client.BlockingClient.is_ready", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises((KeyboardInterrupt, CommandError), match=None if is_interrupted else "returned empty output0"):
-        server.start()
-    assert server.poll() is None
-
-
-LOAD_ALL, LOAD_DEFAULT = {"--model-control-mode=explicit", "--load-model=*"}, {f"--load-model={MODEL}"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "options", "others"),
-    [
-        ({}, LOAD_ALL, set()),
-        ({"triton_ports": 4700}, {"--model-control-mode=none"}, LOAD_ALL),
-        ({"loaded_models": 2}, LOAD_DEFAULT, LOAD_ALL - {"--model-control-mode=explicit"}),
-        ({"loaded_models": 2, "model": "absent", "task_models": f"classification={MODEL}"}, LOAD_DEFAULT, {"--load-model=absent"}),
-    ],
-)
-def test_server_gets_its_libraries_its_python_and_its_models(
-    stand_in: Settings, settings: dict[str, Any], options: set[str], others: set[str]
-) -> None:
-    show_models = 'for argument; do case $argument in --model-repository=*) ls "${argument#*=}";; esac; done'
-    script(stand_in, f'echo "$LD_LIBRARY_PATH"; echo "$PATH"; {show_models}; printf "%s|" "$@"; exit 3')
-    (Path(stand_in.model_repository) / "not_pulled").mkdir()
-    ports = {"triton_ports": free_port()} if "triton_ports" in settings else {}
-    server = EmbeddedTriton(msgspec.structs.replace(stand_in, **settings | ports))
-    with pytest.raises(CommandError):
-        server.start()
-    libraries, path, found, text = server.log.read_text(encoding="utf-8").split("\n", maxsplit=3)
-
-    assert libraries.startswith(f"{stand_in.triton_folder}/server/nvidia_pytriton.libs")
-    assert path.startswith(f"{stand_in.triton_folder}/python/bin:")
-    assert found == MODEL
-    assert (options <= set(text.split("|")), others & set(text.split("|"))) == (True, set())
 
 
 def test_server_gets_the_backend_of_this_version_with_all_that_it_imports(stand_in: Settings) -> None:
@@ -300,25 +210,58 @@ def test_shared_memory_is_private(either: Settings, server: EmbeddedTriton) -> N
     assert modes == {0o600}
 
 
-# As Triton 2.51 has written it.
-LOG = r"""
-W1122 07:10:51.823760 29056 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"
-[libprotobuf ERROR /tmp/text_format.cc:337] Error parsing text-format inference.ModelConfig: 1:35: Expected ":", found "{".
-E1122 07:10:51.823924 29056 model_repository_manager.cc:1460] "Poll failed for model directory 'bad_config': failed to read text"
-E1122 07:10:51.828211 29056 model_repository_manager.cc:724] "failed to load model 'empty': at least one version must be available"
-I1122 07:10:52.589961 29056 pb_stub.cc:366] "Failed to initialize Python stub: InvalidProtobuf: Protobuf parsing failed.\n\nAt:\n"
-E1122 07:10:52.590064 29056 backend_model.cc:692] "ERROR: Failed to create instance: InvalidProtobuf: Protobuf parsing failed."
-E1122 07:10:52.590124 29056 model_lifecycle.cc:642] "failed to load 'bad_onnx' version 1: Internal: Protobuf parsing failed.\nAt"
-I1122 07:10:52.590125 29056 model_lifecycle.cc:777] "failed to load 'bad_onnx'"
-E1122 07:10:52.590614 29056 tritonserver.cc:2607] "Internal: failed to load all models"
-"""
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeTriton]:
+    fake = FakeTriton()
+    fake.answer = infer_response(output0=np.zeros((1, 2, 6), np.float32))
+    async with serving(fake):
+        yield fake
+        fake.may_answer.set()
 
 
-def test_log_has_the_reason_of_each_failed_load(tmp_path: Path) -> None:
-    (tmp_path / "triton.log").write_bytes(LOG.encode() + b"\xff\n")
+async def check(fake: FakeTriton, seconds: float = 10) -> None:
+    await asyncio.to_thread(check_inference, BlockingClient(fake.url), "tiny", seconds)
 
-    assert read_load_failures(tmp_path / "triton.log") == {
-        "bad_config": 'failed to read text (1:35: Expected ":", found "{")',
-        "empty": "at least one version must be available",
-        "bad_onnx": "Internal: Protobuf parsing failed",
-    }
+
+@pytest.mark.parametrize(
+    ("status", "said", "reason", "is_final"),
+    [
+        ("INTERNAL", "out of luck\nsomewhere", "inference of tiny failed: out of luck$", False),
+        # The next check might reach another process of the same model.
+        ("INTERNAL", "message: Stub process 'tiny_0_0' is not healthy.", "of tiny has died", True),
+        ("UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size", "", False),
+    ],
+)
+async def test_failed_inference_fails_the_check_unless_the_model_is_busy(
+    fake: FakeTriton, status: str, said: str, reason: str, *, is_final: bool
+) -> None:
+    fake.refusal = grpc.StatusCode[status], said
+    if not reason:
+        await check(fake)
+        return
+    with pytest.raises(CheckError, match=reason) as caught:
+        await check(fake)
+    assert caught.value.is_final is is_final
+
+
+async def test_empty_output_or_a_model_without_an_adapter_fails_the_check(fake: FakeTriton) -> None:
+    """A backend that lost its shared memory answers without an error; the message names the empty tensor."""
+    fake.answer = infer_response(output0=np.zeros((1, 0, 6), np.float32))
+    with pytest.raises(CheckError, match="of tiny returned empty output0"):
+        await check(fake)
+    fake.config = {**CONFIG, "output": [{"name": "features", "data_type": "TYPE_FP32", "dims": [512, 20, 20]}]}
+    with pytest.raises(CheckError, match="features FP32"):
+        await check(fake)
+    assert len(fake.requests) == 1
+
+
+async def test_slow_inference_or_a_missing_server_fails_the_check(fake: FakeTriton) -> None:
+    """This version of Triton crashes when an inference is cancelled, also by the end of its deadline, so it goes on."""
+    fake.may_answer.clear()
+    with pytest.raises(CheckError, match="inference of tiny failed: Triton did not answer in time"):
+        await check(fake, 0.2)
+    fake.may_answer.set()
+    await check(fake)
+    assert fake.cancelled == 0
+    with pytest.raises(CheckError, match="inference of tiny failed"):
+        check_inference(BlockingClient(f"127.0.0.1:{free_port()}"), "tiny", 10)

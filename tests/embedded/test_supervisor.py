@@ -1,36 +1,174 @@
 """The instances of the API and Triton side by side, with stand-ins for all: watched, restarted, and stopped in order."""
 
+import io
 import os
-import shutil
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
-import psutil
+import msgspec
 import pytest
 
 from app.embedded.api_process import ApiProcess
 from app.embedded.service import CheckError
+from app.embedded.supervisor import supervise
 from app.host.program import CommandError
 from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
 from app.telemetry.instruments import Counter
 from app.telemetry.metrics import MODEL_DEATHS, WRONG_ANSWERS
 from tests import processes
-from tests.embedded.supervised import Condition, Serve, Story, Triton
 from tests.fakes.http import scripted
 from tests.processes import nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import TABLE_VARIABLE
+from tests.support import TABLE_VARIABLE, free_port
+
+# Stands in for `python -m app api`: notes what happens to it, and answers 200, or 503 while there is a file of the path's name.
+API = """#!{python} -IS
+import os, signal, socket, subprocess, sys, threading, time
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import TCPServer
+
+folder = Path({folder!r})
+path = os.environ.get("NEREID_SOCKET")
+name = Path(path).stem + " " if path else ""
+def note(text):
+    with (folder / "notes").open("a") as file:
+        file.write(name + text + "\\n")
+def wait_until(holds):
+    while not holds():
+        time.sleep(0.02)
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503 if (folder / self.path[1:]).exists() else 200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+
+class Server(TCPServer):
+    address_family = socket.AF_UNIX if path else socket.AF_INET
+    allow_reuse_address = not path
+
+def stop(number, _):
+    note("told to stop by " + signal.Signals(number).name)
+    {stop}
+
+signal.signal(signal.SIGHUP, lambda *_: note("told to renew its workers"))
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+note("started with " + " ".join(sys.argv[1:]) + " in " + ("its own process group" if os.getpgid(0) == os.getpid() else "ours"))
+(folder / (name + "process")).write_text(str(os.getpid()))
+{begin}
+if path:
+    Path(path).unlink(missing_ok=True)
+server = Server(path or ("127.0.0.1", {port}), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+while True:
+    signal.pause()
+"""
+PYTHON = sys.executable
+Condition = Callable[[], bool]
+Story = Iterator[Condition]
+"""What happens while `supervise` runs: it goes on when the condition holds."""
+
+
+class Triton:
+    """A program that works while it runs."""
+
+    name, ready_seconds = "Triton", 60.0
+
+    def __init__(self) -> None:
+        self.starts, self.failure = 0, ""
+        self.spawn()
+
+    def spawn(self) -> None:
+        self.starts += 1
+        if self.failure:
+            raise CommandError(self.failure)
+        self.process = subprocess.Popen(["sleep", "60"])
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def check(self) -> None: ...
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Serve(io.StringIO):
+    """`supervise` with the stand-in in the place of Python, which would run the API; also the terminal."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.folder = folder
+        self.settings = Settings(port=free_port(), triton_home=str(folder))
+        self.looks, self.sweep = 0, Mock()
+        self.story: Story = iter(())
+        self._holds: Condition = bool
+        self.write_api()
+        patch.setattr(sys, "executable", str(folder / "api"))
+        patch.setattr("app.telemetry.logging.sys", SimpleNamespace(stderr=self))
+        patch.setattr("app.triton.shared_memory.sweep", self.sweep)
+        patch.setattr("app.embedded.supervisor.time", SimpleNamespace(sleep=self._look, monotonic=time.monotonic))
+        patch.setattr("app.host.signals._SAME_SECONDS", 60)  # a busy machine may be late with the second of two signals
+        for name in ("_STARTING_CHECK", "_RECHECK", "_FIRST_DELAY", "_MEMORY"):
+            patch.setattr(f"app.embedded.service.{name}_SECONDS", 0.02)
+
+    def _look(self, _: float) -> None:
+        time.sleep(0.01)
+        self.looks += 1
+        if self._holds():
+            self._holds = next(self.story, bool)
+
+    def run(self, story: Story, triton: Triton | None = None, **settings: Any) -> int:  # noqa: ANN401
+        """Supervise until the story ends that, and return the exit code."""
+        self.story = story
+        self._holds = next(story, bool)
+        return supervise(msgspec.structs.replace(self.settings, **settings), triton)
+
+    def write_api(self, *, begin: str = "", stop: str = "os._exit(0)") -> None:
+        """Write the stand-in; what it does before it listens, and when it is told to stop, is Python."""
+        text = API.format(python=PYTHON, folder=str(self.folder), port=self.settings.port, begin=begin, stop=stop)
+        program = self.folder / "api"
+        program.write_text(text, encoding="utf-8")
+        program.chmod(0o755)
+
+    def notes(self, instance: str = "") -> list[str]:
+        notes = self.folder / "notes"
+        lines = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
+        return [line.removeprefix(f"{instance} ") for line in lines if line.startswith(instance)]
+
+    def noted(self, *notes: str) -> Condition:
+        return lambda: set(notes) <= set(self.notes())
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.removeprefix("nereid: ") for line in self.getvalue().splitlines()]
+
+    def shows(self, text: str) -> Condition:
+        return lambda: any(line.startswith(text) for line in self.lines)
+
+    def looked_again(self) -> Condition:
+        before = self.looks
+        return lambda: self.looks > before + 10
+
 
 STARTED = "started with -P -m app api in its own process group"
-TOLD, RENEW = "told to stop by SIGTERM", "told to renew its workers"
+TOLD = "told to stop by SIGTERM"
 STOPPING = "stopping when requests in progress have ended; a second signal ends them"
 CHILD = "subprocess.Popen(['sh', '-c', \"trap '' TERM; exec sleep 60\"]).pid"
-TABLES = (TABLE_VARIABLE, "NEREID_INTERNAL_LAST_VALID_FD")
 
 
 @pytest.fixture
@@ -45,12 +183,10 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def triton(serve: Serve, request: pytest.FixtureRequest) -> Iterator[Triton]:
-    triton = Triton(serve.settings, getattr(request, "param", ":"))
-    wait_for(lambda: triton.starts() == 1)
+def triton() -> Iterator[Triton]:
+    triton = Triton()
     yield triton
     triton.kill()
-    triton.stop()
 
 
 def stop(number: int = signal.SIGTERM) -> None:
@@ -73,7 +209,6 @@ def test_serve_tells_where_it_listens_and_when_a_triton_can_run_the_model(serve:
         assert serve.lines == []
         (serve.folder / "livez").unlink()
         yield serve.shows("listening at")
-        yield serve.looked_again()
         (serve.folder / "readyz").unlink()
         yield serve.shows("ready: POST")
         yield serve.looked_again()
@@ -83,23 +218,6 @@ def test_serve_tells_where_it_listens_and_when_a_triton_can_run_the_model(serve:
     listening, ready, _ = serve.lines
     assert listening.startswith(f"listening at {serve.settings.local_url}, but no Triton at gpu:8001 can run yolo11n yet: ")
     assert ready.startswith(f"ready: POST {serve.settings.local_url}/detect")
-
-
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
-def test_quick_signals_let_requests_end(serve: Serve, number: signal.Signals, times: int) -> None:
-    serve.write_api(stop=serve.ends_late())
-    told = f"told to stop by {number.name}"
-
-    def story() -> Story:
-        yield serve.shows("ready")
-        for _ in range(times):
-            stop(number)
-            yield serve.noted(told)
-        serve.may_end.touch()
-
-    assert serve.run(story()) == 0
-    assert serve.notes() == [STARTED, told, "drained"]
-    assert serve.lines[1:] == [STOPPING]
 
 
 @pytest.mark.parametrize("is_told_again", [True, False])
@@ -122,109 +240,49 @@ def test_second_signal_or_the_end_of_the_time_ends_what_does_not_end_itself(
 def test_systemd_is_told_when_all_is_ready_and_then_that_it_works(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told by `serve` alone: an API would hide that it hangs."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(serve.folder / "notify"))
-    serve.write_api(begin="note('tells ' + repr(os.environ['NOTIFY_SOCKET']))", stop=serve.ends_late())
+    serve.write_api(begin="note('tells ' + repr(os.environ['NOTIFY_SOCKET']))")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(serve.folder / "notify"))
         systemd.settimeout(0)
         told: list[bytes] = []
 
-        def is_told(*, ready: int, works: bool) -> bool:
+        def is_told() -> bool:
             with suppress(BlockingIOError):
                 while True:
                     told.append(systemd.recv(64))
-            assert told.count(b"READY=1") == ready
-            return works and told[-10:] == [b"WATCHDOG=1"] * 10
+            assert told.count(b"READY=1") == bool(serve.lines)
+            return bool(serve.lines) and told[-10:] == [b"WATCHDOG=1"] * 10
 
-        def story() -> Story:
-            yield lambda: is_told(ready=int(bool(serve.lines)), works=bool(serve.lines))
-            stop()
-            yield serve.shows("stopping when")
-            told.clear()
-            yield lambda: is_told(ready=0, works=True)
-            serve.may_end.touch()
-
-        assert serve.run(story()) == 0
+        assert serve.run(stop_when(is_told)) == 0
     assert serve.notes()[:2] == [STARTED, "tells ''"]
 
 
-def test_instances_start_renew_restart_and_drain_together(serve: Serve) -> None:
-    """Each has its socket, and all have one table of workers; a proxy may be started once all answer."""
-    listen, first, second = serve.folder / "listen", "nereid-1", "nereid-2"
-    serve.write_api(
-        begin="note('has ' + os.environ['NEREID_WORKERS'] + ' workers')\n"
-        f"note('shares ' + str([os.fstat(int(os.environ[name])).st_ino for name in {TABLES}]))\n"
-        f"wait_until(lambda: name != 'nereid-2 ' or os.path.exists({str(listen)!r}))",
-        stop=f"wait_until(lambda: {{'{first} {TOLD}', '{second} {TOLD}'}} <= set((folder / 'notes').read_text().splitlines()))\n"
-        "    note('drained'); os._exit(0)",
-    )
+def test_instances_renew_their_workers_and_are_restarted_alone(serve: Serve) -> None:
+    """All have one table of workers; a proxy may be started once all answer."""
+    serve.write_api(begin=f"note('shares ' + str(os.fstat(int(os.environ[{TABLE_VARIABLE!r}])).st_ino))")
+    first, second, renew = "nereid-1", "nereid-2", "told to renew its workers"
 
     def story() -> Story:
-        yield (serve.folder / f"{first}.sock").exists
-        yield serve.looked_again()
-        assert serve.lines == []
-        listen.touch()
         yield serve.shows("ready")
         stop(signal.SIGHUP)  # operators send it to a service that should read its files again
-        yield serve.noted(f"{first} {RENEW}", f"{second} {RENEW}")
+        yield serve.noted(f"{first} {renew}", f"{second} {renew}")
         os.kill(int((serve.folder / f"{first} process").read_text(encoding="utf-8")), signal.SIGKILL)
-        yield lambda: len([note for note in serve.notes(first) if "shares" in note]) == 2
+        yield lambda: len(serve.notes(first)) == 5
         stop()
 
-    assert serve.run(story(), instances=2, workers=3, socket=str(serve.folder)) == 0
-    begin = [STARTED, "has 3 workers", (shares := serve.notes(first)[2])]
-    assert serve.notes(first) == [*begin, RENEW, *begin, TOLD, "drained"]
-    assert serve.notes(second) == [*begin, RENEW, TOLD, "drained"]
-    assert f"[{os.fstat(int(os.environ[TABLE_VARIABLE])).st_ino}," in shares
-    sockets = [serve.folder / f"{name}.sock" for name in (first, second)]
-    assert serve.lines == [
-        f"ready: 2 instances at {sockets[0]}, {sockets[1]}; Ctrl-C stops everything",
-        f"instance {first}.sock exited with code -9; restarting it",
-        STOPPING,
-    ]
-    assert not any(path.exists() for path in sockets)  # although the stand-ins leave them behind
-
-
-def test_instance_that_cannot_start_ends_all(serve: Serve) -> None:
-    serve.write_api(begin="if name == 'nereid-2 ':\n    os._exit(7)")
-
-    assert serve.run(iter(()), instances=2, socket=str(serve.folder)) == 7
-    assert serve.lines[-1] == "instance nereid-2.sock exited with code 7"
-    assert serve.swept == 0  # another Triton still maps what workers have left; the next worker tells it to unmap that
-
-
-def test_hang_up_of_the_terminal_stops_everything(serve: Serve) -> None:
-    """The user has closed the terminal's window. Here the API listens on a socket."""
-    ours, theirs = os.openpty()
-    stdin = os.dup(0)
-    os.dup2(theirs, 0)
-    os.close(theirs)
-
-    def story() -> Story:
-        yield serve.shows("ready")
-        os.close(ours)
-        stop(signal.SIGHUP)
-
-    assert serve.run(story(), socket=str(serve.folder / "api.sock")) == 0
-    os.dup2(stdin, 0)
-    os.close(stdin)
-    assert serve.notes("api") == [STARTED, TOLD]
-
-
-@pytest.mark.parametrize("triton", ["kill -SEGV $$"], indirect=True)
-def test_triton_that_ends_right_after_its_start_is_restarted(serve: Serve, triton: Triton) -> None:
-    """It has worked once, so it is worth a try; the API goes on meanwhile. Leftovers are removed in the end."""
-    assert serve.run(stop_when(lambda: triton.starts() == 2 and serve.shows("ready")()), triton) == 0
-    assert triton.poll() is None  # whoever has started it ends it
-    assert serve.notes() == [STARTED, TOLD]
-    assert f"Triton exited with code {-signal.SIGSEGV}; restarting it" in serve.lines
-    assert serve.swept == 1
+    assert serve.run(story(), instances=2, socket=str(serve.folder)) == 0
+    begin = serve.notes(first)[:2]
+    assert serve.notes(first) == [*begin, renew, *begin, TOLD]
+    assert serve.notes(second) == [*begin, renew, TOLD]
+    assert begin[0] == STARTED
+    assert serve.lines[1:] == [f"instance {first}.sock exited with code -9; restarting it", STOPPING]
 
 
 @pytest.mark.parametrize(
     ("metric", "reason"), [(MODEL_DEATHS, "a process of other has died"), (WRONG_ANSWERS, "the answers of other are wrong")]
 )
 def test_triton_whose_model_has_died_or_is_wrong_is_restarted(serve: Serve, triton: Triton, metric: str, reason: str) -> None:
-    broken = psutil.Process(triton.pid)
+    broken = triton.process
 
     def story() -> Story:
         yield serve.shows("ready")
@@ -232,31 +290,16 @@ def test_triton_whose_model_has_died_or_is_wrong_is_restarted(serve: Serve, trit
         for model in ("other", "tiny"):
             Counter(worker, metric, "Defects.", ["model"]).add(1, model)
         worker.close()
-        yield lambda: triton.starts() == 2
+        yield lambda: triton.starts == 2
         yield serve.looked_again()
         stop()
 
     assert serve.run(story(), triton) == 0
-    wait_until_gone([broken])
-    assert triton.starts() == 2
+    assert (broken.poll(), triton.starts) == (-signal.SIGKILL, 2)
     assert f"Triton does not work ({reason}); restarting it" in serve.lines
-    assert serve.notes().count(STARTED) == 1
-
-
-def test_triton_that_cannot_be_restarted_ends_everything(serve: Serve, triton: Triton) -> None:
-    folder = serve.settings.triton_folder
-
-    def story() -> Story:
-        yield serve.shows("ready")
-        shutil.rmtree(folder)
-        folder.touch()
-        os.kill(triton.pid, signal.SIGKILL)
-
-    assert serve.run(story(), triton) == 1
-    folder.unlink()
     assert serve.notes() == [STARTED, TOLD]
-    reason = f"Triton could not be started ({folder}, for Triton's socket, is not a folder of mode 700; "
-    assert [line.startswith(reason) for line in serve.lines[2:]] == [True] * 5
+    assert triton.poll() is None  # whoever has started it ends it
+    serve.sweep.assert_called_once_with()
 
 
 def test_api_does_not_work_without_signs_of_life(serve: Serve, request: pytest.FixtureRequest) -> None:
@@ -277,17 +320,3 @@ def test_api_does_not_work_without_signs_of_life(serve: Serve, request: pytest.F
             process.check()
         assert caught.value.is_final
     assert [request.split()[1] for request in server.asked] == [b"/livez", b"/readyz", b"/readyz"]
-
-    process.kill()
-    process.spawn()
-    with pytest.raises(CheckError, match="it does not answer"):
-        process.check()
-    with scripted(path=serve.folder / "a.sock"):
-        for _ in range(4):  # what the last process has missed does not count
-            process.check()
-
-
-def test_api_that_cannot_be_started_is_an_error(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", str(serve.folder / "no-python"))
-    with pytest.raises(CommandError, match="No such file"):
-        ApiProcess(Settings()).spawn()

@@ -1,25 +1,32 @@
-"""Child processes: ended, and never left behind; how this program starts itself again, and which Python runs pip."""
+"""What this process may use; child processes, which are never left behind, other Pythons, ports and sockets."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
-import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import psutil
 import pytest
 
 from app import __version__
-from app.host import interpreter, program
-from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within, end_group, kill_group, notify
+from app.host import cgroup, cores, extras, interpreter, memory, program
+from app.host.http import get, get_status
+from app.host.ports import is_free, is_loopback, is_this_machine, remove_stale_socket, resolve
+from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within, end_group, kill_group
 from app.host.program import CommandError
 from app.host.signals import StopSignals
 from tests.fakes.clock import Clock
-from tests.processes import has_ended, nothing_left_running, wait_until_gone  # noqa: F401 - a fixture
-from tests.support import ROOT
+from tests.fakes.http import listening_on, scripted
+from tests.processes import PATIENCE_SECONDS, has_ended, nothing_left_running, wait_until_gone  # noqa: F401 - a fixture
+from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
+from tests.support import ROOT, free_port
 
 Process = subprocess.Popen[bytes]
 LIVE = "while :; do sleep 0.05; done"
@@ -62,17 +69,7 @@ def running(command: str) -> Iterator[tuple[Process, str]]:
         process.stdout.close()
 
 
-@pytest.mark.parametrize(("trap", "seconds", "code"), [("exit 7", 20, 7), ("", 0.3, -signal.SIGKILL)])
-def test_leader_may_end_by_itself_or_is_killed(trap: str, seconds: float, code: int) -> None:
-    with running(f"trap '{trap}' TERM; echo ready; {LIVE}") as (process, _):
-        start = time.monotonic()
-        end_group(process, seconds)
-        assert process.returncode == code
-        assert code == 7 or time.monotonic() - start >= seconds
-        end_group(process, 1)  # again
-
-
-@pytest.mark.parametrize("leader", ["exec sleep 60", STUBBORN, "exit 0"], ids=["ends", "has to be killed", "has ended already"])
+@pytest.mark.parametrize("leader", [STUBBORN, "exit 0", "exec sleep 60"])
 def test_child_left_by_the_leader_of_its_group_is_killed_and_no_other(leader: str) -> None:
     with running("echo; exec sleep 60") as (sleeper, _), running(f"({STUBBORN}) >/dev/null & echo $!; {leader}") as (process, line):
         left_behind = psutil.Process(int(line))
@@ -99,24 +96,13 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
     assert output == "True\n"
 
 
-@pytest.mark.parametrize(("files", "connections"), [(10**6, MAX_CONNECTIONS), (1024, 1024 - RESERVED_FILES), (RESERVED_FILES, 1)])
-def test_connections_leave_files_for_the_worker_itself(files: int, connections: int) -> None:
-    assert connections_within(files) == connections
-
-
-def test_systemd_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
-    notify("WATCHDOG=1")
+def test_connections_leave_files_for_the_worker_itself() -> None:
+    assert [connections_within(files) for files in (10**6, 1024, RESERVED_FILES)] == [MAX_CONNECTIONS, 1024 - RESERVED_FILES, 1]
 
 
 def test_signals_at_once_are_one_and_the_first_tells_how_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, signals = Clock(monkeypatch, "app.host.signals"), StopSignals()
-    for after, number, count in (
-        (0, signal.SIGINT, 1),
-        (0.4, signal.SIGTERM, 1),
-        (0.4, signal.SIGTERM, 1),
-        (0.6, signal.SIGTERM, 2),
-    ):
+    for after, number, count in ((0, signal.SIGINT, 1), (0.4, signal.SIGTERM, 1), (0.6, signal.SIGTERM, 2)):
         clock.now += after
         signals.note(number)
         assert (signals.count, signals.first) == (count, signal.SIGINT)
@@ -133,34 +119,14 @@ def test_module_is_found_wherever_the_program_runs(tmp_path: Path, monkeypatch: 
     assert environment["PYTHONPATH"] == f"{ROOT}:{tmp_path}"
 
 
-def test_child_is_told_only_of_descriptors_that_it_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, descriptor in ("LAST_VALID", "7"), ("CACHE", "77"), ("BEATS", ""):
-        monkeypatch.setenv(f"NEREID_INTERNAL_{name}_FD", descriptor)
-    told = [{name for name in program.environment(given) if name.startswith("NEREID_INTERNAL_")} for given in ((), (7,))]
-    assert told == [set(), {"NEREID_INTERNAL_LAST_VALID_FD"}]
-
-
-def test_binary_runs_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(program, "IS_ONE_FILE", True)
-    monkeypatch.setattr(program, "ROOT", tmp_path)
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/lib/own")
-    monkeypatch.delenv("NEREID_INTERNAL_LAST_VALID_FD", raising=False)
-    (tmp_path / "glibc").write_text("2.31", encoding="ascii")
-    assert program.command("app", "api") == [sys.executable, "-m", "app", "api"]
-    assert program.environment() == {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "LD_LIBRARY_PATH_ORIG": "/usr/lib/own"}
-    assert program.version().startswith(f"{__version__} (one file with Python 3.")
-    assert program.version().endswith("; needs glibc 2.31 or later)")
-
-
 @pytest.mark.parametrize(
     ("programs", "chosen"),
     [
-        ({"13": "exit 1", "12": """echo '["3.10"]'""", "11": f"""echo '["{VERSION}", "/opt"]'""", "": "exit 1"}, "python3.11"),
-        ({"13": "echo hello", "12": None, "11": f"""echo '["{VERSION}", "/opt"]'"""}, "python3.11"),
-        ({"": f'exec {sys.executable} "$@"'}, "python3"),
+        ({"13": "exit 1", "12": """echo '["3.10"]'""", "11": f"""echo '["{VERSION}", "/opt"]'"""}, "python3.11"),
+        ({"13": "echo hello", "12": None, "": f'exec {sys.executable} "$@"'}, "python3"),
         ({}, ""),
     ],
-    ids=["without pip, or too old", "something else, or no program", "real", "none"],
+    ids=["without pip, or too old", "something else, or no program, or the real one", "none"],
 )
 def test_binary_takes_the_newest_python_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: dict[str, str | None], chosen: str
@@ -174,10 +140,169 @@ def test_binary_takes_the_newest_python_that_works(
         path.write_bytes(b"\x7fELF?" if line is None else f"#!/bin/sh\n{line}\n".encode())
         path.chmod(0o755)
     if not chosen:
-        with pytest.raises(
-            CommandError, match=r"^a wheel needs Python 3.11, 3.12 or 3.13 with pip and venv, .*; otherwise use --from$"
-        ):
+        with pytest.raises(CommandError, match=r"^a wheel needs Python 3.11, 3.12 or 3.13 with pip and venv, .*; otherwise use"):
             interpreter.find("a wheel", "use --from")
         return
     folders = own.library_folders if chosen == "python3" else [Path("/opt")]
     assert interpreter.find("a wheel", "use --from") == (str(tmp_path / chosen), VERSION, folders)
+
+
+CORES = float(len(os.sched_getaffinity(0)))
+HOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+SERVICE = "system.slice/nereid.service"
+VERSION_2, NESTED = "0::/\n", f"0::/{SERVICE}\n"
+VERSION_1 = f"4:memory:/{SERVICE}\n3:cpu,cpuacct:/{SERVICE}\n1:name=systemd:/{SERVICE}\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        (VERSION_2, {"cpu.max": "max 100000\n", "memory.max": "max\n"}, (CORES, HOST)),
+        (VERSION_2, {"cpu.max": "50000 100000\n", "memory.max": "1073741824\n"}, (0.5, 2**30)),
+        (VERSION_2, {"cpu.max": "900000000 100000\n", "memory.max": f"{HOST + 1}\n"}, (CORES, HOST)),
+        (NESTED, {"cpu.max": "50000 100000\n", f"{SERVICE}/cpu.max": "25000 100000\n", "memory.max": "1\n"}, (0.25, 1)),
+        (VERSION_1, {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, (CORES, HOST)),
+        (VERSION_1, {f"cpu/{SERVICE}/cpu.cfs_quota_us": "1\n", f"cpu/{SERVICE}/cpu.cfs_period_us": "4\n"}, (0.25, HOST)),
+        (VERSION_1, {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, (CORES, HOST)),
+        (VERSION_1, {f"memory/{SERVICE}/memory.limit_in_bytes": "1\n", "memory/memory.limit_in_bytes": "2\n"}, (CORES, 1)),
+        (None, {"memory/memory.limit_in_bytes": "1073741824\n"}, (CORES, 2**30)),
+    ],
+)
+def test_the_least_limit_of_all_groups_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None, files: dict[str, str], expected: tuple[float, int]
+) -> None:
+    for name, content in files.items():
+        path = tmp_path / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="ascii")
+    if own is not None:
+        (tmp_path / "own").write_text(own, encoding="ascii")
+    monkeypatch.setattr(cgroup, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(cgroup, "_OWN_GROUPS", tmp_path / "own")
+    assert (cores.available(), memory.available_bytes()) == expected
+
+
+def test_images_have_an_eighth_of_the_memory_unless_it_is_set() -> None:
+    """The largest image always has room."""
+    eighth = memory.available_bytes() // 8
+    assert [memory.image_budget(100, 1), memory.image_budget(0, 1), memory.image_budget(100, 2**30)] == [100 * 2**20, eighth, 2**30]
+
+
+@pytest.mark.parametrize(
+    ("workers", "instances", "available", "count"),
+    [(0, 3, 8, 2), (0, 64, 8, 1), (0, 0, 2.5, 2), (5, 3, 8, 5)],
+)
+def test_workers_are_one_per_core_unless_they_are_counted(
+    monkeypatch: pytest.MonkeyPatch, workers: int, instances: int, available: float, count: int
+) -> None:
+    monkeypatch.setattr(cores, "available", lambda: available)
+    assert cores.workers(workers, instances) == count
+    assert cores.workers_of_host(workers, instances) == count * max(1, instances)
+
+
+def test_extras_are_those_of_the_package() -> None:
+    declared: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (everything,) = declared.pop("all")
+    distributions = packages_distributions()
+    assert set(re.split(r"[\[\],]", everything)[1:-1]) | {"cache"} == declared.keys()
+    assert extras.MODULES.keys() == declared.keys() - {"models"}
+    for extra, modules in extras.MODULES.items():
+        named = " ".join(declared[extra]).replace("nereid-gateway[cache]", " ".join(declared["cache"]))
+        for module in modules:
+            assert any(name.replace("_", "-") in named for name in distributions[module.partition(".")[0]])
+
+
+ALL = "0.0.0.0"  # noqa: S104 - for a moment
+
+
+@pytest.mark.parametrize(
+    ("listens", "asked"),
+    [("127.0.0.1", "127.0.0.1"), (ALL, "127.0.0.1"), ("127.0.0.1", ALL), pytest.param("::1", "::1", marks=NEEDS_IPV6)],
+)
+def test_port_is_in_use_while_someone_listens(listens: str, asked: str) -> None:
+    """A connection that the server closed, which the kernel remembers for a minute, does not take the port, nor does asking."""
+    family = socket.AF_INET6 if ":" in listens else socket.AF_INET
+    with socket.create_server((listens, 0), family=family) as server:
+        port = server.getsockname()[1]
+        assert not is_free(asked, port)
+        with socket.create_connection((asked, port)) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""
+    assert [is_free(asked, port) for _ in range(2)] == [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here", "is_only_for_here"),
+    [
+        ("127.9.9.9", True, True),
+        (ALL, True, False),
+        (socket.gethostname(), True, None),
+        ("203.0.113.1", False, False),
+        ("a..b", False, None),
+    ],
+)
+def test_a_host_may_be_this_machine_or_loopback(host: str, is_here: bool, is_only_for_here: bool | None) -> None:  # noqa: FBT001
+    assert is_this_machine(host) is is_here
+    if is_only_for_here is not None:
+        assert is_loopback(host) is is_only_for_here
+
+
+@NEEDS_IPV6
+def test_ipv4_address_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server listens, and where it is looked for."""
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda _, *others, **how: look_up("::1", *others, **how) + look_up("127.0.0.1", *others, **how)
+    )
+    assert resolve("both") == "127.0.0.1"
+
+
+def test_socket_is_free_unless_someone_listens_there(tmp_path: Path) -> None:
+    path = tmp_path / "api.sock"
+    assert remove_stale_socket(path)
+    assert not remove_stale_socket(tmp_path / "folder" / "api.sock")
+    with listening_on(path), socket.socket(socket.AF_UNIX) as client:
+        assert not remove_stale_socket(path)
+        client.connect(str(path))
+    assert path.is_socket()
+    assert remove_stale_socket(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("file", "something else is there"),
+        ("file/api.sock", "Not a directory"),
+        ("x" * 108, "too long"),
+    ],
+)
+def test_path_that_cannot_be_a_socket_is_an_error(tmp_path: Path, path: str, message: str) -> None:
+    """What is no socket stays: a path that was mistyped may be that of a file which somebody needs."""
+    (tmp_path / "file").write_text("precious", encoding="utf-8")
+    with pytest.raises(OSError, match=message):
+        remove_stale_socket(tmp_path / path)
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "precious"
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1", pytest.param("::1", marks=NEEDS_IPV6), "socket"])
+def test_status_is_that_of_the_answer_and_no_proxy_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """A proxy in the environment is for other machines; a unix socket takes the place of host and port."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setitem(os.environ, "no_proxy", "")
+    path = tmp_path / "api.sock" if place == "socket" else None
+    with scripted(204, 503, path=path, host="127.0.0.1" if path else place) as server:
+        url = f"http://127.0.0.1:{free_port()}" if path else server.url
+        assert get_status(url + "/livez", PATIENCE_SECONDS, path) == 204
+        assert get(url, PATIENCE_SECONDS, path, key="ops.secret") == (503, "")
+    assert [asked.partition(b"\r\n")[0] for asked in server.asked] == [b"GET /livez HTTP/1.1", b"GET / HTTP/1.1"]
+    assert [b"X-API-Key: ops.secret\r\n" in asked for asked in server.asked] == [False, True]
+
+
+@pytest.mark.parametrize("said", [b"220 mail.example.org ESMTP\r\n", b"HTTP/1.1 twohundred OK\r\n\r\n", None])
+def test_server_that_does_not_answer_in_http_or_is_not_there_has_no_status(tmp_path: Path, said: bytes | None) -> None:
+    for path in (None, tmp_path / "api.sock"):
+        with scripted(said, path=path) as server:
+            assert get_status(server.url, 0.2 if said is None else PATIENCE_SECONDS, path) is None
+        assert get_status(server.url, PATIENCE_SECONDS, path) is None

@@ -4,7 +4,7 @@ import pytest
 
 from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
 from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
-from app.telemetry.metrics import Metrics, render
+from app.telemetry.metrics import Metrics
 from tests.support import OpenTable
 
 
@@ -37,24 +37,6 @@ def test_events_of_all_workers_count_and_known_labels_are_shown_before(tables: l
     assert samples(tables[0], Counter(tables[0], "b", "B.")) == {"b_total": 0}
 
 
-def test_counters_go_on_when_a_worker_is_replaced(open_table: OpenTable) -> None:
-    watching, ending = open_table(), WorkerTable()
-    watching.refresh()
-    counters = [Counter(table, "events", "Events.") for table in (watching, ending)]
-    gauges = [Gauge(table, "active", "Active.") for table in (watching, ending)]
-    for number in (0, 1):
-        counters[number].add(10 + number)
-        gauges[number].add(5)
-    ending.close()
-    watching.refresh()
-    assert (samples(watching, counters[0]), samples(watching, gauges[0])) == ({"events_total": 21}, {"active": 5})
-    replacement = open_table()
-    watching.refresh()
-    assert samples(watching, Gauge(replacement, "active", "Active.")) == {"active": 5}
-    Counter(replacement, "events", "Events.").add(1)
-    assert samples(watching, counters[0]) == {"events_total": 22}
-
-
 def test_durations_of_all_workers_count_in_their_bucket_and_all_larger_ones(tables: list[WorkerTable]) -> None:
     """Prometheus' buckets are cumulative."""
     histograms = [Histogram(table, "took_seconds", "Took.", ["what"], [0.1, 1.0]) for table in tables]
@@ -78,21 +60,6 @@ def test_gauges_are_added_up_unless_they_are_common_or_of_interest_for_each_work
     assert samples(tables[0], CommonGauge(tables[0], "limit", "Limit.", ["model"])) == {"limit,model=x": 20}
     memory = samples(tables[0], WorkerGauge(tables[1], "memory_bytes", "Memory."))
     assert memory == {"memory_bytes,worker=1": 100, "memory_bytes,worker=2": 200}
-
-
-def test_metrics_whose_names_begin_alike_are_apart(tables: list[WorkerTable]) -> None:
-    gauge, longer, counter = Gauge(tables[0], "a", "A."), Gauge(tables[0], "ab", "AB."), Counter(tables[0], "a", "A.")
-    gauge.set(1)
-    longer.set(2)
-    counter.add(4)
-    assert [samples(tables[0], metric) for metric in (gauge, longer, counter)] == [{"a": 1}, {"ab": 2}, {"a_total": 4}]
-
-
-@pytest.mark.parametrize("version", ["x", ""])
-def test_a_version_that_is_none_gets_the_usual_format(table: WorkerTable, version: str) -> None:
-    text, content_type = render(Metrics(table, "1.2.3").collect(), f"application/openmetrics-text; version={version}")
-    assert content_type.startswith(("text/plain", "application/openmetrics-text"))
-    assert b"api_build_info" in text
 
 
 def test_few_classes_of_a_pair_of_models_and_of_many_pairs_have_a_label(open_table: OpenTable) -> None:

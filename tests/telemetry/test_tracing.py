@@ -1,17 +1,17 @@
-"""Spans of requests, as a receiver of OpenTelemetry gets them."""
+"""Spans of requests, as a receiver of OpenTelemetry gets them, the stopwatch of a request, and the headers of a trace."""
 
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from app import __version__
 from app.telemetry import tracing
-from app.telemetry.timing import Timing
-from app.telemetry.trace_context import TraceContext
+from app.telemetry.timing import DRAW, FETCH, STAGES, Timing
+from app.telemetry.trace_context import TraceContext, parse
 from app.telemetry.tracing import Tracing
 from tests.fakes.otlp import Receiver, attributes_of, receiving_traces
 from tests.support import ROOT
@@ -109,43 +109,6 @@ async def test_names_and_errors_are_those_of_the_conventions(  # noqa: PLR0913, 
     assert attributes["http.request.method"] in {"GET", "_OTHER"}
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "name"),
-    [
-        ("OTEL_SERVICE_NAME", "", "nereid"),
-        ("OTEL_SERVICE_NAME", "eyes", "eyes"),
-        ("OTEL_RESOURCE_ATTRIBUTES", "service.name=eyes,a=b", "eyes"),
-    ],
-)
-async def test_the_service_has_a_name_that_can_be_set(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, name: str
-) -> None:
-    monkeypatch.setenv(variable, value)
-    await trace()
-
-    assert list(receiver.services) == [name]
-    assert receiver.services[name]["service.version"] == __version__
-
-
-async def test_opentelemetry_can_be_disabled(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-
-    assert await trace(stages=("read",)) is None
-    assert receiver.requests == []
-
-
-async def test_sampler_of_the_environment_decides_only_where_no_caller_has(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-    alone = await trace()
-    await trace(SAMPLED)
-
-    assert alone
-    assert not alone.flags & 1
-    assert [span.trace_id.hex() for span in receiver.spans] == [TRACE]
-
-
 async def test_a_receiver_that_hangs_or_refuses_harms_nobody(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,3 +130,78 @@ def test_without_tracing_opentelemetry_is_not_imported() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
     assert ran.stdout == "set()\n"
+
+
+def test_stages_are_the_times_between_laps_of_which_the_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.telemetry.timing.perf_counter", iter([10.0, 10.25, 10.5, 10.75, 12.0, 12.5, 15.0]).__next__)
+    timing = Timing()
+    timing.lap("decode")
+    timing.lap("read")
+    timing.start_lap()
+    timing.lap("decode")
+    timing.lap("infer")
+    assert timing.intervals() == [("decode", 750.0, 2000.0), ("read", 250.0, 500.0), ("infer", 2000.0, 2500.0)]
+    assert timing.server_timing() == "decode;dur=1250.00, read;dur=250.00, infer;dur=500.00, total;dur=5000.00"
+
+
+def test_stages_may_be_recorded_while_intervals_are_read() -> None:
+    """A decoding thread may still record a stage of a request that has timed out."""
+    timing = Timing()
+
+    def record() -> None:
+        for index in range(20_000):
+            timing.lap(f"stage {index}")
+
+    recording = threading.Thread(target=record)
+    recording.start()
+    while recording.is_alive():
+        assert all(begin <= end for _, begin, end in timing.intervals())
+    assert len(timing.intervals()) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("ended", "begun", "failed"),
+    [(["read", "model"], "", "queue"), (["read"], FETCH, FETCH), (STAGES, "", "post"), (STAGES, DRAW, DRAW)],
+)
+def test_a_failure_ends_the_stage_in_progress(ended: Sequence[str], begun: str, failed: str) -> None:
+    timing = Timing()
+    for stage in ended:
+        timing.lap(stage)
+    if begun:
+        timing.begin(begun)
+    assert timing.fail() == failed
+    assert list(timing.stages) == list(dict.fromkeys([*ended, failed]))
+    if len(ended) == 1:  # what has begun has ended
+        assert timing.fail() == "model"
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "known"),
+    [("00", "01", "01"), ("00", "ff", "03"), ("00", "08", "00"), ("cc", "01-what the future will be like", "01")],
+)
+def test_header_is_passed_on_without_unknown_flags_and_fields(version: str, given: str, known: str) -> None:
+    context = parse(f"{version}-{TRACE}-{SPAN}-{given}")
+    assert context == TraceContext(TRACE, SPAN, int(known, 16))
+    assert context.traceparent == f"00-{TRACE}-{SPAN}-{known}"
+    assert context.is_sampled is (known in {"01", "03"})
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("", "x" * 100_000, f"00-{TRACE}-{SPAN}-01, 00-{TRACE}-{SPAN}-01"),
+        *(f"00-{TRACE}-{SPAN}{flags}" for flags in ("", "-1", "-0g", "-01-more", "-01\n")),
+        *(f"00-{trace}-{SPAN}-01" for trace in (TRACE.upper(), "0" * 32, chr(0x660) * 32)),
+        *(f"ff-{TRACE}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", f"cc-{TRACE}-{SPAN}-01.more"),
+    ],
+)
+def test_a_malformed_header_is_none(header: str) -> None:
+    assert parse(header) is None
+
+
+@pytest.mark.parametrize(("state", "passed_on"), [("a=1,b=x y", True), ("x" * 513, False), ("a=\n", False), ("ä=1", False)])
+def test_the_state_is_passed_on_if_it_can_be_a_header(state: str, *, passed_on: bool) -> None:
+    """Without the state the trace is still valid."""
+    context = parse(f"00-{TRACE}-{SPAN}-01", state)
+    assert context is not None
+    assert context.headers == (("traceparent", context.traceparent), *([("tracestate", state)] if passed_on else []))
