@@ -1,7 +1,6 @@
 """The load driver, against servers on real sockets: nothing is lost, hidden or sent twice, however a server behaves."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -11,8 +10,7 @@ import pytest
 
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.images import Sample
-from bench.load.outcome import Outcome
-from bench.load.overload import Caller, drive_arrivals, drive_crowd, drive_open_loop, flood
+from bench.load.overload import drive_arrivals, drive_open_loop
 from bench.load.target import local_target
 from tests.bench.support import CAT
 
@@ -114,37 +112,6 @@ async def test_samples_are_sent_in_turn_with_path_query_key_and_type() -> None:
     assert [request.partition(b"Content-Type: ")[2].partition(b"\r\n")[0] for request in received[:4]] == types
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("is_constant", [True, False], ids=["constant", "closed"])
-async def test_only_a_constant_rate_shows_how_many_requests_a_stall_delays(is_constant: bool) -> None:  # noqa: FBT001
-    """Clients that wait stop asking while the server stalls; at a constant rate all requests due meanwhile are late."""
-    stalled = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    async def reply(number: int, _request: bytes) -> bytes:
-        if number == 10:
-            loop.call_later(0.5, stalled.set)
-        if number >= 10:
-            await stalled.wait()
-        return answer(CAT)
-
-    async with serving(reply) as server:
-        if is_constant:
-            outcome = await drive_open_loop(server.url, [SAMPLE], rate=100, seconds=1, connections=2)
-        else:
-            outcome = await drive_closed_loop(server.url, [SAMPLE], clients=2, seconds=30, requests=100)
-
-    assert outcome.requests == outcome.correct == 100
-    late = _count_above(outcome, 250)  # half of the 50 that are due during the stall, however fast the answers come afterwards
-    assert (late >= 20) == is_constant
-    assert late >= 1
-
-
-def _count_above(outcome: Outcome, milliseconds: float) -> int:
-    counted = outcome.histogram.get_recorded_iterator()
-    return sum(item.count_at_value_iterated_to for item in counted if item.value_iterated_to > milliseconds * 1e3)
-
-
 @pytest.mark.parametrize(("drive", "at_once"), [(partial(drive_open_loop, connections=3), 3), (drive_arrivals, 40)])
 async def test_requests_are_sent_when_due_as_far_as_there_are_connections(drive: Callable[..., Any], at_once: int) -> None:
     everyone = asyncio.Event()
@@ -186,38 +153,12 @@ async def test_request_without_an_answer_has_the_latency_of_the_whole_patience()
     never = asyncio.Event()
     async with serving(silent(never)) as server:
         closed = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=1, patience=0.1)
-        arrivals = await drive_arrivals(server.url, [SAMPLE], rate=200, seconds=0.2, connections=3, patience=1)
+        arrivals = await drive_arrivals(server.url, [SAMPLE], rate=200, seconds=0.2, connections=3, patience=3)
         never.set()
 
     assert (closed.statuses, arrivals.statuses) == ({"error": 1}, {"dropped": 37, "error": 3})
     assert closed.max >= 99
     assert arrivals.histogram.total_count == 0
-
-
-async def test_only_polite_clients_wait_as_long_as_they_were_told() -> None:
-    async with serving(always(answer(b"{}", FULL, "Retry-After: 60"))) as server:
-        polite = await drive_crowd(server.url, [SAMPLE], clients=5, seconds=0.5, is_polite=True)
-        others = await drive_crowd(server.url, [SAMPLE], clients=5, seconds=0.5)
-
-    assert polite.statuses == {"429": 5}
-    assert others.requests > 5
-
-
-async def test_callers_of_a_flood_have_their_own_keys_and_counts() -> None:
-    keys: Counter[bytes] = Counter()
-
-    async def reply(_number: int, request: bytes) -> bytes:
-        credential = request.partition(b"Bearer ")[2].partition(b"\r\n")[0]
-        keys[credential] += 1
-        return answer(b"", FULL, "retry-after: 60", "connection: close") if credential == b"one.secret" else answer(CAT)
-
-    async with serving(reply) as server:
-        targets = [local_target(server.url)._replace(key=f"{name}.secret", source="127.1.0.1") for name in ("one", "other")]
-        rejected, served = await flood([Caller(targets[0], b"image", clients=3), Caller(targets[1], b"image")], 0.5)
-
-    assert (rejected["429"] > 6, served["200"] > 6) == (True, True)
-    assert {*rejected, *served} == {"429", "200"}
-    assert set(keys) == {b"one.secret", b"other.secret"}
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.1", "http://127.0.0.1.example.com", "https://127.0.0.1", "detect"])

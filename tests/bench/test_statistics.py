@@ -3,15 +3,11 @@
 import re
 from html import unescape
 from pathlib import Path
-from time import perf_counter
 
-import numpy as np
 import pytest
 
-from bench.experiments import text
 from bench.load.outcome import Outcome, merge_histograms
 from bench.load.tally import Tally
-from bench.load.text_pictures import TextPicture
 from bench.report.compare import compare
 from bench.report.measurements import Measurement, Overload, Run, WorkerMemory
 from bench.report.page import page
@@ -35,14 +31,6 @@ def test_answer_is_correct_if_the_expected_classes_are_in_it(body: bytes, status
 
     assert (outcome.statuses, outcome.model) == ({status: 1}, model)
     assert outcome.correct == outcome.histogram.total_count == (status == "200")
-
-
-def test_stages_and_the_time_outside_of_them_are_read_from_server_timing() -> None:
-    timing = b'decode;dur=0.2, infer;dur=0.1, post;dur=0.3;desc="x", cache'
-    outcome = tallied((0, perf_counter() - 1, "200", b'{"detections":[]}', timing))
-
-    assert outcome.stages == {"decode": 0.2, "infer": 0.1, "post": 0.3, "cache": 0.0}
-    assert outcome.overhead_p50 == pytest.approx(outcome.mean - 0.3, rel=1e-3)
 
 
 def test_percentiles_are_those_of_the_latencies_and_rejections_have_their_own() -> None:
@@ -103,19 +91,3 @@ def test_page_has_the_text_of_the_terminal_and_charts_without_scripts() -> None:
     assert overview(runs) in unescape(drawn)
     assert drawn.count("<polyline") == 5
     assert "mean batch 2.50 (1: 10, 3: 30), queue 1.50 ms" in sheet(make_run())
-
-
-def line(words: str, left: int = 0, score: float = 1.0) -> text.ReadLine:
-    return text.ReadLine(np.array([[left, 0], [left + 100, 0], [left + 100, 20], [left, 20]], np.float32), words, score)
-
-
-def test_lines_and_boxes_are_compared_by_kind_of_picture_and_in_total() -> None:
-    """Lines with a low score count as not read, but their boxes count."""
-    pictures = [TextPicture("plain", b"", ["one two"]), TextPicture("page", b"", ["three", "four"])]
-    expected = [[line("one two")], [line("three"), line("four", 200)]]
-    found = [[line("one tw0")], [line("three", 3), line("four", 210, score=0.4), line("5", 500)]]
-    rows = text.compare(pictures, expected, found)
-
-    assert rows["plain"][:4] == (1, 7, 1, 0)
-    assert tuple(rows["page"]) == (2, 10, 4, 0, pytest.approx([97 / 103, 90 / 110]), 3)
-    assert (rows["all"].lines, rows["all"].errors, len(rows["all"].ious)) == (3, 5, 3)

@@ -5,7 +5,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,7 @@ import pytest
 
 from app.settings.schema import Settings
 from bench.experiments.tuning import config_text
-from bench.experiments.tuning.search import Trial, choose, search
+from bench.experiments.tuning.search import Trial, choose
 from bench.experiments.tuning.variant import DOWN, UP, Dimension, Direction, Variant, neighbour, read_variant, write_variant
 from bench.harness.errors import ContestantError
 from bench.harness.model_control import ModelControl
@@ -66,17 +65,6 @@ def test_step_changes_one_dimension(dimension: Dimension, direction: Direction, 
     expected = None if changes is None else msgspec.structs.replace(PRESENT, **changes)
 
     assert neighbour(PRESENT, dimension, direction, cores=2, devices=2) == expected
-
-
-def test_search_finds_the_best_of_several_dimensions_and_ends_in_time() -> None:
-    start, step = Variant(instances=1, threads=1, max_batch=1, delay_us=0, calls=0), partial(neighbour, cores=4, devices=1)
-
-    def measure(variant: Variant) -> Trial:
-        return trial(100.0 - 10 * abs((variant.instances or 0) - 3) - 5 * abs((variant.max_batch or 0) - 4))
-
-    tried = search(start, measure(start), step, measure)
-    assert max(tried, key=lambda one: tried[one].throughput) == msgspec.structs.replace(start, instances=3, max_batch=4)
-    assert len(tried) < 20
 
 
 @pytest.mark.parametrize(
