@@ -125,8 +125,8 @@ async def test_added_model_can_be_changed(service: Service) -> None:
         ("POST /models/doors/unload", None, 501, "doors cannot be unloaded: a Triton that runs elsewhere"),
         ("DELETE /models/doors?version=1", None, 422, "doors:1 is the default version"),
     ):
-        content = {"json": {"version": version}} if version else {}
-        answer = await service.client.request(*line.split(), headers=ADMIN, **content)
+        method, path = line.split()
+        answer = await service.client.request(method, path, headers=ADMIN, json={"version": version} if version else None)
         assert detail in json(answer, status)["detail"]
     for chosen in ("?version=2", ""):
         assert (await service.client.delete(f"/models/doors{chosen}", headers=ADMIN)).status_code == 204

@@ -98,7 +98,7 @@ def test_gateway_has_the_memory_and_the_time_that_its_settings_need(name: str) -
     assert settings.socket or not ports.is_loopback(settings.host)
 
 
-def test_others_outlast_the_requests_of_the_gateway_and_a_unit_that_hangs_is_started_again() -> None:
+def test_proxies_outlast_requests_and_a_unit_that_hangs_is_started_again() -> None:
     slowest = Settings().body_seconds + Settings().max_timeout_seconds
     pod = plain("separate", "s3").pod("triton")
     before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]

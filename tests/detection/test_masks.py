@@ -133,4 +133,4 @@ def test_masks_of_noise_or_after_the_deadline_are_an_error() -> None:
     found = Candidates(boxes, ones[:, 0], np.zeros(300, np.int32), ones)
     for seconds, error, message in ((60, InvalidModelOutput, "more than 100000 vertices"), (0, DeadlinePassed, None)):
         with pytest.raises(error, match=message):
-            make_masks("m", found, noise, (512, 512), ImageTransform(0, 0, *[512] * 4), "rle", Deadline.after(seconds))
+            make_masks("m", found, noise, (512, 512), ImageTransform(0, 0, 512, 512, 512, 512), "rle", Deadline.after(seconds))

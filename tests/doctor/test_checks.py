@@ -30,7 +30,8 @@ from tests.postgres import Server
 from tests.support import free_port
 from tests.system.gateway import running_gateway
 
-EVERYWHERE, ELSEWHERE = {"host": "0.0.0.0"}, {"triton_endpoints": "127.0.0.1:8001"}  # noqa: S104 - nobody listens
+EVERYWHERE: dict[str, Any] = {"host": "0.0.0.0"}  # noqa: S104 - nobody listens
+ELSEWHERE = {"triton_endpoints": "127.0.0.1:8001"}
 MIB = 2**20
 UINT8_640 = 640 * 640 * 3
 FILE = "models/m/config.pbtxt"
@@ -62,7 +63,9 @@ def test_settings_and_their_files(  # noqa: PLR0913, PLR0917 - a table
     (tmp_path / "keys.toml").write_text(keys.create("camera")[1], encoding="utf-8")
     (tmp_path / "invalid.toml").write_text("[camera]\n", encoding="utf-8")
     monkeypatch.setattr("app.host.extras._is_installed", lambda module: module != "redis")
-    given = {name: value.replace("{}", str(tmp_path)) if isinstance(value, str) else value for name, value in settings.items()}
+    given: dict[str, Any] = {
+        name: value.replace("{}", str(tmp_path)) if isinstance(value, str) else value for name, value in settings.items()
+    }
     found = {finding.code: finding for finding in consistency.check(Settings(**given))}
     assert_finding(found[code], severity, *(text.replace("{}", str(tmp_path)) for text in says))
 

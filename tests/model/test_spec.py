@@ -231,12 +231,13 @@ SEGMENT, POSE = (f"{{'task': '{task}', 'kpt_shape': [2, 3]}}" for task in ("segm
 
 def test_model_that_suppresses_boxes_sets_the_maximum_of_their_overlap() -> None:
     """One with four tensors always, one with rows of six if its config tells."""
-    for outputs, parameters, expected in (
+    cases: list[tuple[tuple[Tensor, ...], dict[str, Any], tuple[float, float]]] = [
         (END_TO_END, {}, (0.7, 0.7)),
         ((SIX_COLUMNS,), {}, (0.7, 1.0)),
         ((SIX_COLUMNS,), {"iou": "0"}, (0.0, 0.0)),
         ((YOLO,), {"iou": "0.45"}, (0.45, 1.0)),
-    ):
+    ]
+    for outputs, parameters, expected in cases:
         head = spec_of(*outputs, **parameters).expect_head(DetectionHead)
         assert (head.iou, head.max_iou) == expected
 

@@ -212,10 +212,10 @@ async def test_pictures_that_differ_most_are_kept(door: Door, tmp_path: Path) ->
 
 ANIMALS = msgspec.structs.replace(SPEC, labels=("cat", "dog"))
 OTHERS = msgspec.structs.replace(SPEC, labels=("bird", "cat"))
-HERE, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (20, 20, 30, 30)
-NOTHING = ((5, 5, 5, 5), 0.5, 0)
 Box = tuple[tuple[float, ...], float, int]
 """A box, its score and its class."""
+PLACE, BESIDE, AWAY = (0, 0, 10, 10), (0, 0, 10, 8), (20, 20, 30, 30)
+NOTHING: Box = ((5, 5, 5, 5), 0.5, 0)
 
 
 def found_boxes(*boxes: Box, spec: ModelSpec = ANIMALS) -> Detections:
@@ -234,8 +234,8 @@ def described(*vector: float) -> Embedding:
 
 
 def test_boxes_match_by_class_and_overlap() -> None:
-    first = found_boxes((HERE, 0.75, 0), (FAR, 0.5, 1))
-    found = compare(first, found_boxes((FAR, 0.25, 0), (NEAR, 0.5, 0)))
+    first = found_boxes((PLACE, 0.75, 0), (AWAY, 0.5, 1))
+    found = compare(first, found_boxes((AWAY, 0.25, 0), (BESIDE, 0.5, 0)))
 
     (match,) = found.matches
     assert (match.label, match.scores) == ("cat", (0.75, 0.5))
@@ -254,10 +254,10 @@ def test_boxes_match_by_class_and_overlap() -> None:
         (described(1, 0), described(0.6, 0.8), 1),
         (described(1, 0), described(1, 0, 0), 0),
         (found_boxes(), found_boxes(), 1),
-        (found_boxes((HERE, 0.75, 0)), found_boxes((HERE, 0.75, 1), spec=OTHERS), 1),
+        (found_boxes((PLACE, 0.75, 0)), found_boxes((PLACE, 0.75, 1), spec=OTHERS), 1),
         (found_boxes(NOTHING), found_boxes(NOTHING), 0),  # boxes without area match nothing
-        (found_boxes((HERE, 0.5, 0)), found_boxes(((0, 0, 10, 5), 0.5, 0)), 1),  # from half of the union on
-        (found_boxes((HERE, 0.5, 0)), found_boxes(((0, 0, 10, 4.9), 0.5, 0)), 0),
+        (found_boxes((PLACE, 0.5, 0)), found_boxes(((0, 0, 10, 5), 0.5, 0)), 1),  # from half of the union on
+        (found_boxes((PLACE, 0.5, 0)), found_boxes(((0, 0, 10, 4.9), 0.5, 0)), 0),
     ],
 )
 def test_answers_agree_by_overlap_first_class_or_cosine(first: TaskResult, second: TaskResult, agreement: float) -> None:

@@ -118,13 +118,13 @@ def test_same_name_makes_the_next_version(repository: Repository, capsys: pytest
     model = repository.models()["doors"]
     assert (list(model.versions), model.default_version, model.licence, model.source) == (["1", "2"], 2, "MIT", "best.onnx")
     assert "doors:2 and doors:1 agree in " in capsys.readouterr().err
-    for other, options, message in (
-        (network(tensors=heads), {}, r"doors:2 is this very file; .*nereid use doors:2"),
-        (network(names={**NAMES, 1: "roof"}), {}, "other classes than doors"),
-        (network(tensors={"logits": np.zeros(3)}), {}, "another task than doors"),
+    for other, message in (
+        (network(tensors=heads), r"doors:2 is this very file; .*nereid use doors:2"),
+        (network(names={**NAMES, 1: "roof"}), "other classes than doors"),
+        (network(tensors={"logits": np.zeros(3)}), "another task than doors"),
     ):
         with refused(repository, message):
-            added(other, repository, **options)
+            added(other, repository)
 
 
 def test_versions_are_chosen_and_removed(repository: Repository) -> None:

@@ -74,9 +74,20 @@ async def test_parameters_mean_what_they_mean_to_the_gateway(server: httpx.Async
     model = random.choice(["yolo_head", "yolox_head", "half_four_tensors"])
     confidence, iou = random.choice([0.05, 0.3, 0.85]), random.choice([0.0, 0.2, 0.45, 0.7])
     names, count = random.sample(["red", "blue"], random.randint(1, 2)), random.randint(1, 3)
-    own = {"confidence": confidence, "iou": iou, "classes": ",".join(names), "max_detections": count, "boxes": "cxcywh"}
+    own: dict[str, str | float] = {
+        "confidence": confidence,
+        "iou": iou,
+        "classes": ",".join(names),
+        "max_detections": count,
+        "boxes": "cxcywh",
+    }
     v1 = {"confidence": confidence, "iou_threshold": iou, "class_filter": names, "max_detections": count}
-    v0 = {"confidence": confidence * 100, "overlap": iou, "classes": ",".join(names), "max_detections": count}
+    v0: dict[str, str | float] = {
+        "confidence": confidence * 100,
+        "overlap": iou,
+        "classes": ",".join(names),
+        "max_detections": count,
+    }
     expected = json(await server.post(f"/predict/{model}", params=own, content=image))["detections"]
     first = json(await server.post(V1, json={"model_id": model, "image": to_image(image), **v1}))
     second = json(await server.post(f"/{model}/1", params=v0, files={"file": ("a.jpg", image)}))
