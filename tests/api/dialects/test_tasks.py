@@ -39,6 +39,7 @@ TASKS: dict[str, dict[str, NDArray[Any]]] = {
         "prototypes": PROTOTYPES,
     },
     "pose": {"det_boxes": BOXES, "det_keypoints": KEYPOINTS},
+    "points": {"det_boxes": BOXES, "det_keypoints": KEYPOINTS[..., :2]},
     "obb": {
         "det_boxes": np.array([[4, 12, 12, 16], [16, 10, 24, 14], BOXES[2]], np.float32),
         "det_angles": np.array([0, pi / 2, 0], np.float32),
