@@ -46,7 +46,8 @@ def estimate_decoding(header: ImageHeader, min_decode_size: tuple[int, int]) -> 
     if header.tiff is not None:
         return Decoding(size, pixels * tiff.PIXEL_BYTES + tiff.FILE_COPIES * len(header.data))
     if header.file is not None and header.file.format not in _JPEG:
-        return Decoding(size, pixels * (_WEBP_BYTES if header.file.format == "WEBP" else _PILLOW_BYTES))
+        copied = len(header.data) if header.file.format == "PNG" else 0  # without the chunks that it does not need
+        return Decoding(size, pixels * (_WEBP_BYTES if header.file.format == "WEBP" else _PILLOW_BYTES) + copied)
     pixel_bytes = _ARRAY_BYTES * (1 if header.orientation == 1 else 2)
     if header.file is not None:
         min_decode_size = min_decode_size[0] + 1, min_decode_size[1] + 1  # Pillow rounds down where libjpeg rounds up

@@ -4,7 +4,7 @@ Source: ISO/IEC 14496-12 (boxes, which may come in any order) and ISO/IEC 23008-
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from itertools import islice
@@ -21,7 +21,7 @@ _LONG_IDS = 3
 """The version of `infe` in which identifiers have 32 bits."""
 _AV1_MONOCHROME, _IS_FULL_RANGE = 0x10, 0x80
 # Far beyond what cameras and programs write; each takes a microsecond.
-_MAX_BOXES = 1000
+_MAX_BOXES = 500
 
 
 def find_size(data: bytes) -> tuple[int, int]:
@@ -55,9 +55,9 @@ def turn(data: bytes, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def is_limited_grey(data: bytes) -> bool:
     """Return whether an AVIF without colours has its black at 16 and its white at 235. Source: AV1-ISOBMFF, 2.3.3."""
-    is_grey = all(data[start + 2] & _AV1_MONOCHROME for start in _properties(data, b"av1C", 4))
-    colours = [start for start in _properties(data, b"colr", 11) if data.startswith(b"nclx", start)]
-    return is_grey and any(not data[start + 10] & _IS_FULL_RANGE for start in colours)
+    has_colours = {not data[start + 2] & _AV1_MONOCHROME for start in _properties(data, b"av1C", 4)}
+    ranges = {data[start + 10] & _IS_FULL_RANGE for start in _properties(data, b"colr", 11) if data.startswith(b"nclx", start)}
+    return has_colours == {False} and 0 in ranges
 
 
 def image_alone(data: bytes) -> bytearray:
@@ -68,32 +68,43 @@ def image_alone(data: bytes) -> bytearray:
     made = bytearray(data)
     for start in _properties(data, b"auxC", _FULL_BOX_BYTES + 1):
         made[start + _FULL_BOX_BYTES] = 0  # its name is empty now
-    for start, end in _find(data, ((b"meta", _FULL_BOX_BYTES), (b"iinf", 0)), 0, len(data)):
+    for start, end in _inside(data, ((b"meta", _FULL_BOX_BYTES), (b"iinf", 0))):
         names = start + _FULL_BOX_BYTES + (4 if data[start] else 2)  # behind the number of items
-        for entry, behind in _find(data, ((b"infe", _FULL_BOX_BYTES),), names, end):
-            at = entry + (4 if data[entry - _FULL_BOX_BYTES] == _LONG_IDS else 2) + 2  # behind the identifier and the protection
-            if data[at : min(at + 4, behind)] in {b"Exif", b"mime"}:
+        for kind, entry, behind in _boxes(data, names, end):
+            # Behind version and flags, the identifier and the protection.
+            at = entry + _FULL_BOX_BYTES + (4 if data[entry] == _LONG_IDS else 2) + 2
+            if kind == b"infe" and data[at : min(at + 4, behind)] in {b"Exif", b"mime"}:
                 made[at : at + 4] = b"skip"
     return made
 
 
 def _properties(data: bytes, kind: bytes, nbytes: int) -> Iterator[int]:
     """Yield where the properties of this kind begin that have so many bytes, behind the header of their box."""
-    path = ((b"meta", _FULL_BOX_BYTES), (b"iprp", 0), (b"ipco", 0), (kind, 0))
-    yield from (start for start, end in _find(data, path, 0, len(data)) if end - start >= nbytes)
+    for start, end in _inside(data, ((b"meta", _FULL_BOX_BYTES), (b"iprp", 0), (b"ipco", 0))):
+        yield from (at for found, at, behind in _boxes(data, start, end) if found == kind and behind - at >= nbytes)
 
 
-def _find(data: bytes, path: tuple[tuple[bytes, int], ...], at: int, end: int) -> Iterator[tuple[int, int]]:
-    (wanted, skipped), *inner = path
-    for kind, begin, behind in islice(_boxes(data, at, end), _MAX_BOXES):
-        if kind == wanted:
-            start = begin + skipped
-            yield from _find(data, tuple(inner), start, behind) if inner else ((start, behind),)
+def _inside(data: bytes, path: Sequence[tuple[bytes, int]]) -> list[tuple[int, int]]:
+    """Return where the content of a box begins and ends, if there is one; of several with its type, it is the first.
+
+    Args:
+        data: The file.
+        path: The types of the boxes around it, and its own; how many bytes precede the boxes inside each.
+    """
+    start, end = 0, len(data)
+    for kind, skipped in path:
+        place = next(((at, behind) for found, at, behind in _boxes(data, start, end) if found == kind), None)
+        if place is None:
+            return []
+        start, end = place[0] + skipped, place[1]
+    return [(start, end)]
 
 
 def _boxes(data: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield type, beginning of the content and end of each box; the file may be truncated."""
-    while at + _HEADER.size <= end:
+    """Yield type, beginning of the content and end of each box, of the first ones; the file may be truncated."""
+    for _ in range(_MAX_BOXES):
+        if at + _HEADER.size > end:
+            return
         size, kind = _HEADER.unpack_from(data, at)
         start = at + _HEADER.size
         if size == _IS_LARGE and start + _LARGE_SIZE.size <= end:
