@@ -16,7 +16,7 @@ from app.api.application import Application
 from app.api.context import BodyLimits, RequestContext
 from app.api.receiving import body
 from app.api.receiving.client_watch import ClientWatch
-from app.errors import BodyTimeout, BodyTooLarge, ClientGone, InvalidImage, MalformedRequest
+from app.errors import BodyTimeout, BodyTooLarge, ClientGone, GatewayFull, InvalidImage, MalformedRequest
 from app.main import create_app
 from app.pipeline import preprocess
 from app.resilience.fairness import ANYBODY
@@ -63,6 +63,15 @@ async def test_body_is_read_to_its_end_and_to_its_limit() -> None:
     for messages, error in (([chunk(b"")], MalformedRequest), ([chunk(b"abc", more=True)], ClientGone)):
         with pytest.raises(error):
             await read(receiving(*messages))
+
+
+async def test_bytes_of_all_bodies_have_a_limit() -> None:
+    limits, part = LIMITS._replace(max_bytes=2**20), bytes(2**16)
+    body = chunk(part, more=True), chunk(part, more=True), chunk(b"x")
+    assert len(await read(receiving(*body), limits, 2**17)) == 2**17 + 1
+    assert len(await read(receiving(chunk(part[1:], more=True), chunk(part)), limits, 2**17, others=1)) == 2**17 - 1
+    with pytest.raises(GatewayFull):
+        await read(receiving(*body), limits, 2**17, others=1)
 
 
 def sending(pause_seconds: float, pieces: int = 1 << 30, *, is_whole: bool = False) -> Receive:
