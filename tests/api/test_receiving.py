@@ -239,6 +239,22 @@ async def test_image_is_fetched_and_detected(remote: Remote) -> None:
     assert len(host.requests) == 3
 
 
+async def test_image_that_is_fetched_takes_memory_of_uploads(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, client = remote
+    added, add = list[int](), Upload.add
+
+    def note(upload: Upload, nbytes: int) -> None:
+        added.append(nbytes)
+        add(upload, nbytes)
+        if sum(added) > 1000:
+            raise GatewayFull("the gateway has no memory left", "memory")
+
+    monkeypatch.setattr(Upload, "add", note)
+    answer = await client.post("/detect", params={"url": host.url("/scene.bmp")})
+    assert json(answer, 429)["code"] == "gateway_full"
+    assert sum(added) > 1000
+
+
 async def test_address_in_the_query_leaves_no_room_for_a_body(remote: Remote) -> None:
     """A form sends an empty address for a field that was not filled in, which is none."""
     host, client = remote
