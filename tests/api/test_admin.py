@@ -53,6 +53,16 @@ async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
             yield Service(app, client, Repository(repository))
 
 
+async def test_no_caller_changes_models_of_a_gateway_without_keys(tmp_path: Path) -> None:
+    fake = FakeTriton()
+    async with serving(fake):
+        settings = settings_for(fake.url, model_repository=str(tmp_path))
+        async with lifespan_of(app := create_app(settings)), calling(app) as client:
+            for method, path in (("POST", "/models/a"), ("DELETE", "/models/a"), ("PUT", "/models/a/default-version")):
+                assert (await client.request(method, path, content=NETWORK)).status_code in {404, 405}
+    assert not [*tmp_path.iterdir()]  # noqa: ASYNC240
+
+
 async def test_file_and_form_are_added(service: Service) -> None:
     answer = await service.client.post("/models/doors?licence=MIT&labels=a,b,c", content=NETWORK, headers=ADMIN)
     said = json(answer, 201)

@@ -16,7 +16,7 @@ from app.api.application import Application
 from app.api.context import BodyLimits, RequestContext
 from app.api.receiving import body
 from app.api.receiving.client_watch import ClientWatch
-from app.errors import BodyTimeout, BodyTooLarge, ClientGone, InvalidImage, MalformedRequest
+from app.errors import BodyTimeout, BodyTooLarge, ClientGone, GatewayFull, InvalidImage, MalformedRequest
 from app.main import create_app
 from app.pipeline import preprocess
 from app.resilience.fairness import ANYBODY
@@ -63,6 +63,15 @@ async def test_body_is_read_to_its_end_and_to_its_limit() -> None:
     for messages, error in (([chunk(b"")], MalformedRequest), ([chunk(b"abc", more=True)], ClientGone)):
         with pytest.raises(error):
             await read(receiving(*messages))
+
+
+async def test_bytes_of_all_bodies_have_a_limit() -> None:
+    limits, part = LIMITS._replace(max_bytes=2**20), bytes(2**16)
+    body = chunk(part, more=True), chunk(part, more=True), chunk(b"x")
+    assert len(await read(receiving(*body), limits, 2**17)) == 2**17 + 1
+    assert len(await read(receiving(chunk(part[1:], more=True), chunk(part)), limits, 2**17, others=1)) == 2**17 - 1
+    with pytest.raises(GatewayFull):
+        await read(receiving(*body), limits, 2**17, others=1)
 
 
 def sending(pause_seconds: float, pieces: int = 1 << 30, *, is_whole: bool = False) -> Receive:
@@ -228,6 +237,22 @@ async def test_image_is_fetched_and_detected(remote: Remote) -> None:
         assert [found["class_name"] for found in json(answer)["detections"]] == ["red"]
         assert [entry.partition(";")[0] for entry in answer.headers["server-timing"].split(", ")][:3] == ["read", "fetch", "model"]
     assert len(host.requests) == 3
+
+
+async def test_image_that_is_fetched_takes_memory_of_uploads(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, client = remote
+    added, add = list[int](), Upload.add
+
+    def note(upload: Upload, nbytes: int) -> None:
+        added.append(nbytes)
+        add(upload, nbytes)
+        if sum(added) > 1000:
+            raise GatewayFull("the gateway has no memory left", "memory")
+
+    monkeypatch.setattr(Upload, "add", note)
+    answer = await client.post("/detect", params={"url": host.url("/scene.bmp")})
+    assert json(answer, 429)["code"] == "gateway_full"
+    assert sum(added) > 1000
 
 
 async def test_address_in_the_query_leaves_no_room_for_a_body(remote: Remote) -> None:

@@ -13,8 +13,11 @@ import httpx
 import numpy as np
 import pytest
 
+from app.errors import GatewayFull
 from app.host import extras
 from app.main import create_app
+from app.resilience.fairness import Caller
+from app.resilience.memory import MemoryBudget, Reservation
 from tests.api.conftest import settings_for
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
 from tests.support import ROOT, SCENE, json, started
@@ -126,6 +129,25 @@ async def detect():
 
 asyncio.run(detect())
 """
+
+
+async def test_masks_of_a_batch_take_memory_for_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(Reservation):
+        def add(self, nbytes: int, *, is_refused: bool = True) -> None:
+            raise GatewayFull(f"no room for {nbytes} bytes", "memory" if is_refused else "")
+
+    def reserve(budget: MemoryBudget, caller: Caller, purpose: str = "") -> Reservation:
+        return (Full if purpose == "the results of this batch" else Reservation)(purpose, caller, budget)
+
+    async with gateway("segment", COMPOSED | FEATURES["segment"]) as (_, client):
+        files = [("images", IMAGE)] * 3
+        answered = await client.post("/segment/batch?model=tiny", files=files)
+        alone = await client.post("/segment?model=tiny", content=IMAGE)
+        monkeypatch.setattr(MemoryBudget, "reserve", reserve)
+        refused = await client.post("/segment/batch?model=tiny", files=files)
+
+    assert [result["detections"] for result in answered.json()["results"]] == [alone.json()["detections"]] * 3
+    assert [failure["problem"]["code"] for failure in refused.json()["failures"]] == ["gateway_full"] * 3
 
 
 async def test_gateway_without_any_extra_detects(tmp_path: Path) -> None:

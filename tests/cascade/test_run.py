@@ -102,6 +102,17 @@ async def test_best_objects_of_some_classes_are_cropped(worker: Runner) -> None:
         assert (found.steps["colours"].objects, found.truncated) == (objects, truncated)
 
 
+async def test_step_of_another_order_is_about_the_same_crops(worker: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The direction in which a crop is turned is that of its own object."""
+    monkeypatch.setattr(run_module, "MAX_CROPS", 1)
+    turned = {**VECTORS, "turned_by": "colours"}
+    for colour in ("blue", "red"):
+        steps = {"colours": {**COLOURS, "classes": [colour]}, "best": turned, "largest": {**turned, "order": "size"}}
+        found = await worker.run({"things": THINGS, **steps})
+        assert found.truncated
+        assert [found.require(name).objects for name in ("best", "largest")] == 2 * [found.require("colours").objects]
+
+
 async def test_steps_together_crop_a_limited_number_of_parts(worker: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part counts once, however many steps are about it."""
     monkeypatch.setattr(run_module, "MAX_CROPS", 3)

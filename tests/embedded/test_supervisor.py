@@ -302,6 +302,19 @@ def test_triton_whose_model_has_died_or_is_wrong_is_restarted(serve: Serve, trit
     serve.sweep.assert_called_once_with()
 
 
+def test_triton_that_cannot_be_restarted_ends_everything(serve: Serve, triton: Triton) -> None:
+    """Whatever has started `serve` starts it again."""
+
+    def story() -> Story:
+        yield serve.shows("ready")
+        triton.failure = "no room"
+        triton.process.kill()
+
+    assert serve.run(story(), triton) == 1
+    assert serve.notes() == [STARTED, TOLD]
+    assert [line.startswith("Triton could not be started (no room") for line in serve.lines[2:]] == [True] * 5
+
+
 def test_api_does_not_work_without_signs_of_life(serve: Serve, request: pytest.FixtureRequest) -> None:
     """Its workers may answer although their parent hangs. Once its model is ready, it is not asked for that again."""
     serve.write_api(begin="note(os.environ['NEREID_INTERNAL_BEATS_FD'])\nwait_until(lambda: False)")

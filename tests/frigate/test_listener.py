@@ -181,6 +181,25 @@ async def test_hostile_peer_is_disconnected_before_more_is_read(
         assert await detector.detect() == [FOUND]
 
 
+async def test_connections_above_the_limit_are_closed(
+    world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_MAX_CONNECTIONS", 2)
+    with listening(world, address):
+        detector = connect(address)
+        assert await detector.detect() == [FOUND]
+        port = urlsplit(address).port
+        idle, refused = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        refused[1].write(GREETING + READY)
+        async with asyncio.timeout(10):
+            with suppress(ConnectionResetError):
+                await refused[0].read()
+        assert await detector.detect() == [FOUND]
+        for _, writer in (idle, refused):
+            writer.close()
+        assert await connect(address).detect() == [FOUND]
+
+
 async def test_hanging_image_holds_up_nobody_else_until_it_is_late(world: World, connect: Connect, address: str) -> None:
     world.fake.may_answer.clear()
     with listening(world, address, seconds=0.2):

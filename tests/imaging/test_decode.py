@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from random import Random
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -17,8 +18,9 @@ from PIL import Image
 from app.errors import InvalidImage
 from app.imaging import tiff
 from app.imaging.decode import decode, estimate_decoding, max_decode_bytes
-from app.imaging.header import PixelLimits, read_header
+from app.imaging.header import PixelLimits, count_pixels, read_header
 from tests.imaging.samples import (
+    AVIF,
     GREY,
     GREY_ALPHA,
     HEIC,
@@ -208,6 +210,18 @@ def test_jpeg_alone_is_reduced_but_never_below_what_is_needed(
     data: bytes, min_decode_size: tuple[int, int], size: tuple[int, int]
 ) -> None:
     assert decode(read_header(data, limits(2 * MEGA)), min_decode_size).shape[1::-1] == size
+
+
+@pytest.mark.parametrize("data", [AVIF, HEIC], ids=["AVIF", "HEIC"])
+def test_memory_of_an_image_that_is_decoded_apart_is_reserved_before(data: bytes) -> None:
+    reserved: list[int] = []
+    header = read_header(data, limits(MEGA), reserved.append)
+    pixels = count_pixels(data, limits(MEGA))
+
+    assert estimate_decoding(header, (1, 1)) == ((32, 16), 0)
+    assert reserved == [pixels * (32 if data is AVIF else 16) + 3 * len(data)]
+    with pytest.raises(MemoryError):
+        read_header(data, limits(MEGA), Mock(side_effect=MemoryError))
 
 
 def test_upright_jpeg_alone_is_decoded_into_memory_of_its_size() -> None:

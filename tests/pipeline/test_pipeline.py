@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from app.detection.nms import Candidates
 from app.errors import (
     DeadlinePassed,
+    GatewayFull,
     InvalidImage,
     InvalidModelOutput,
     InvalidParameter,
+    ModelNotReady,
 )
+from app.imaging.fit import fit_for
 from app.imaging.transform import ImageTransform
 from app.model.heads import DetectionHead, OutputFormat
 from app.model.spec import from_triton_config
@@ -72,6 +75,27 @@ def replace(fake: FakeTriton, version: str = "2", labels: str = "new,other", **c
 def named(found: Detections) -> tuple[str, list[str]]:
     """Return the version that answered, and the class names of the detections."""
     return found.version, [found.spec.class_name(class_id) for class_id in found.class_ids]
+
+
+async def test_model_that_is_replaced_all_the_time_is_not_ready(world: World) -> None:
+    await world.detect()
+    world.fake.answer.model_version = "2"
+    with pytest.raises(ModelNotReady, match="being replaced"):
+        await world.detect()
+
+    assert len(world.fake.requests) == 4
+
+
+@pytest.mark.world(memory_bytes=2000)
+async def test_bodies_take_memory_while_triton_does_not_answer(world: World) -> None:
+    world.fake.may_tell.clear()
+    waiting = [asyncio.ensure_future(world.detect(bytes(1000))) for _ in range(2)]
+    await eventually(lambda: world.used_bytes == 2000)
+    with pytest.raises(GatewayFull, match="no memory left"):
+        await world.detect(bytes(1000))
+    await world.leave(waiting)
+
+    assert world.used_bytes == 0
 
 
 async def test_answer_has_the_labels_of_the_version_that_gave_it(world: World) -> None:
@@ -274,3 +298,24 @@ def test_each_wish_leaves_out_and_never_adds(  # noqa: PLR0913 - what is drawn
     if not agnostic:
         assert answer(classes=sorted(classes)) == [one for one in whole if str(one[5]) in classes]
     assert {*whole} <= {*answer(iou=None, agnostic=False)}
+
+
+@pytest.mark.parametrize("shape", [(736, 768), (768, 736)])
+def test_map_of_text_of_another_size_than_the_input_is_rejected(shape: tuple[int, int]) -> None:
+    config = {
+        "name": "m",
+        "max_batch_size": 1,
+        "input": [{"name": "images", "data_type": "TYPE_UINT8", "dims": [-1, -1, 3]}],
+        "output": [{"name": "map", "data_type": "TYPE_UINT8", "dims": [-1, -1]}],
+        "parameters": {"task": {"string_value": "text_detection"}},
+    }
+    spec = from_triton_config(config, "1")
+    found = np.zeros(shape, np.uint8)
+    found[100:120, 100:300] = 255
+    decoded = call_module.decode(spec, InferResult({"map": found[None]}, "1"), fit_for(spec).fit(768, 736))
+    read = call_module.TaskOptions[results.TextRegions]("text_detection", None).reader(spec).read
+    if shape == (736, 768):
+        assert len(read(decoded, Deadline.after(60)).scores) == 1
+    else:
+        with pytest.raises(InvalidModelOutput, match=r"m returned a map of 768x736 for an input of 736x768"):
+            read(decoded, Deadline.after(60))

@@ -67,6 +67,16 @@ async def test_host_or_port_that_is_not_allowed_is_not_even_resolved(host: Host)
     assert not host.lookups
 
 
+async def test_error_of_the_byte_count_ends_the_fetch(host: Host) -> None:
+    def reject(_: int) -> None:
+        raise GatewayFull("no memory", "memory")
+
+    fetcher = host.fetcher()
+    with pytest.raises(GatewayFull, match="no memory"):
+        await fetcher.fetch(fetcher.parse(host.url()), reject, Deadline.after(10))
+    await eventually(lambda: not host.open_connections)
+
+
 @pytest.mark.parametrize("trusted", [True, False], ids=["another name", "another authority"])
 async def test_certificate_must_be_valid_for_the_name(host: Host, *, trusted: bool) -> None:
     host.names["other.example.org"] = [LOOPBACK]

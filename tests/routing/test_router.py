@@ -15,6 +15,7 @@ from app.errors import (
     CircuitOpen,
     DeadlinePassed,
     GatewayFull,
+    InvalidParameter,
     TritonUnavailable,
     UnknownVersion,
 )
@@ -27,7 +28,7 @@ from app.routing.router import Choice, Router
 from app.routing.routes import Routes
 from app.telemetry.timing import Timing
 from app.triton.status import NotLoadedYet
-from tests.fakes.triton import FakeTriton, infer_response
+from tests.fakes.triton import FakeTriton, config_with, infer_response
 from tests.support import METRICS, SCENE, eventually
 from tests.world import OPTIONS, World, open_world
 
@@ -42,6 +43,8 @@ class Versions(FakeTriton):
         super().__init__()
         self.model_versions = ["1", "2", "3"]
         self.answer = infer_response(output0=np.array([[0, 0, 8, 8, 0.75, 1], [2, 2, 6, 6, 0.5, 0]], np.float32))
+        self.labels: dict[str, str] = {}
+        """Labels by version; others have none."""
         self.sick: set[str] = set()
         self.missing: set[str] = set()
 
@@ -50,6 +53,11 @@ class Versions(FakeTriton):
             self.requests.append(request)
             await context.abort(*SICK)
         return await super().ModelInfer(request, context)
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if labels := self.labels.get(request.version):
+            self.config = config_with(labels=labels)
+        return await super().ModelConfig(request, context)
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         if request.name in self.missing:
@@ -245,6 +253,17 @@ async def test_deadline_of_a_caller_that_gives_little_time_is_no_failure_of_the_
     assert routed.notes.noted == noted
     assert routed.fake.asked == ["tiny:3"]
     assert {part for _, part, _ in routed.counted} == {"canary"}
+
+
+async def test_default_answers_what_the_canary_lacks(routed: Routed) -> None:
+    """That the canary lacks a class is no failure; that the default lacks it, too, is the caller's mistake."""
+    routed.fake.labels = {"2": "cat,dog", "3": "cat,fox"}
+    routed.put(canary=Canary("tiny:3", 1))
+    assert (await routed.ask(classes=["dog"])).version == "2"
+    assert (await routed.ask(classes=["fox"])).version == "3"
+    with pytest.raises(InvalidParameter):
+        await routed.ask(classes=["cow"])
+    assert routed.notes.noted == [(False, False), (True, False)]
 
 
 async def test_fallback_answers_while_the_circuit_is_open(routed: Routed) -> None:

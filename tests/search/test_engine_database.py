@@ -14,7 +14,7 @@ from app.search.engine import Filter, Page, Vector
 from app.search.postgres import migrations
 from app.search.postgres.engine import PostgresEngine
 from tests.postgres import Server, name_of
-from tests.search.test_engine import PAGE, make_image, vector
+from tests.search.test_engine import FACE, PAGE, make_image, vector
 from tests.support import captured_log
 
 
@@ -54,6 +54,78 @@ async def test_schema_with_records_is_brought_up_to_date(database: str, tmp_path
         assert await connection.fetchval("SELECT note FROM images") == "none"
     for worker in (*workers, old):
         await worker.close()
+
+
+_WITH_PERSONS = """
+INSERT INTO models (family, model, dimensions, state) VALUES ('face', 'faces_description:1', 32, 'active');
+CREATE TABLE vectors_1 (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    tenant text NOT NULL DEFAULT current_setting('nereid.tenant'),
+    image bigint NOT NULL REFERENCES images ON DELETE CASCADE,
+    part uuid REFERENCES parts ON DELETE CASCADE,
+    index text NOT NULL,
+    metadata jsonb NOT NULL,
+    added_at timestamptz NOT NULL,
+    class_name text,
+    vector vector(32) NOT NULL,
+    UNIQUE NULLS NOT DISTINCT (image, part)
+);
+CREATE TABLE members_1 (
+    vector bigint PRIMARY KEY REFERENCES vectors_1 ON DELETE CASCADE,
+    tenant text NOT NULL DEFAULT current_setting('nereid.tenant'),
+    index text NOT NULL,
+    cluster_id integer NOT NULL,
+    score double precision NOT NULL
+);
+CALL protect('vectors_1');
+CALL protect('members_1');
+"""
+_PERSONS_OF_A_TENANT = """
+SELECT set_config('nereid.tenant', '{tenant}', false);
+INSERT INTO images (image_id, content_hash, metadata, width, height)
+VALUES ('deepstack-face-1', '1', '{{}}', 9, 9), ('deepstack-face-2', '2', '{{}}', 9, 9), ('album', '3', '{{}}', 9, 9);
+INSERT INTO persons (name) VALUES ('Ann of {tenant}'), ('a guess'), (NULL);
+INSERT INTO parts (part_id, image, position, index, box, score, landmarks, quality, person)
+SELECT gen_random_uuid(), number, position, 'faces', '{{0,0,1,1}}', 0.9, '{{0,0,0,0,0,0,0,0,0,0}}', 0.9, person_id
+FROM (VALUES ('deepstack-face-1', 0, 'Ann of {tenant}'), ('deepstack-face-2', 0, NULL), ('album', 0, 'Ann of {tenant}'),
+    ('album', 1, 'a guess')) AS face (image_id, position, name)
+JOIN images USING (image_id) JOIN persons USING (tenant)
+WHERE tenant = '{tenant}' AND persons.name IS NOT DISTINCT FROM face.name;
+INSERT INTO vectors_1 (image, part, index, metadata, added_at, vector)
+SELECT image, part_id, 'faces', '{{}}', now(), array_fill(1, ARRAY[32])::vector FROM parts WHERE tenant = '{tenant}';
+INSERT INTO members_1 SELECT number, tenant, 'faces', 0, 1 FROM vectors_1 WHERE tenant = '{tenant}';
+"""
+
+
+async def test_names_of_registered_faces_outlive_persons(empty: str) -> None:
+    """Each in its tenant. A face that was only grouped with one of a name, or is of an unnamed person, has none."""
+    await migrations.migrate(empty, 1)
+    connection = await asyncpg.connect(empty)
+    await connection.execute(_WITH_PERSONS + "".join(_PERSONS_OF_A_TENANT.format(tenant=tenant) for tenant in ("north", "south")))
+    await connection.close()
+    engine = PostgresEngine(empty)
+    like = Vector(np.ones(32, np.float32), FACE)
+    for tenant in ("north", "south"):
+        faces = await engine.nearest(tenant, "faces", like, PAGE)
+        assert sorted((face.image_id, face.name or "") for face in faces) == [
+            ("album", ""),
+            ("album", ""),
+            ("deepstack-face-1", f"Ann of {tenant}"),
+            ("deepstack-face-2", ""),
+        ]
+        assert await engine.names(tenant) == [f"Ann of {tenant}"]
+        async with engine.as_tenant(tenant) as connection:
+            assert await connection.fetchval("SELECT count(*) FROM parts") == 4
+    async with engine.as_tenant("north") as connection:
+        assert await connection.fetchval("UPDATE parts SET name = 'Eve' WHERE name = 'Ann of south' RETURNING name") is None
+    async with engine.as_owner() as connection:
+        left = "SELECT array_agg(relname::text) FROM pg_class WHERE relname IN ('persons', 'clusters', 'members_1', 'vectors_1')"
+        assert await connection.fetchval(left) == ["vectors_1"]
+    await engine.forget("north", "Ann of north")
+    await engine.begin_model("face", "faces_description:2", 32)
+    await engine.end_model("face", switch=True)
+    assert (await engine.names("north"), await engine.names("south")) == ([], ["Ann of south"])
+    await engine.close()
 
 
 async def test_owner_needs_not_be_a_superuser(postgres: Server, empty: str) -> None:

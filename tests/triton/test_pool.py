@@ -23,7 +23,7 @@ from app.triton.model_on_server import ModelOnServer
 from app.triton.pool import TritonPool, choose
 from app.triton.transport import Transport
 from tests.fakes.clock import Clock
-from tests.fakes.triton import SPEC, FakeTriton, serving
+from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
 from tests.support import TABLE, eventually, in_cycles
 from tests.triton.conftest import Two
 
@@ -113,6 +113,17 @@ async def test_error_that_says_most_is_raised(two: Two, refusals: tuple[Refusal 
         await asyncio.sleep(0)
 
     assert kept == []
+
+
+async def test_model_that_differs_is_used_only_while_the_first_does_not_run(two: Two) -> None:
+    two.fakes[1].config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}]}
+    await ask_both(two)
+    specs = [server.specs.known(SPEC) for server in two.servers]
+    assert two.pool.cached("tiny") is specs[0]
+    assert found_at(two, specs[0]) == {0}
+    open_circuit(two.servers[0])
+    assert two.pool.cached("tiny") is specs[1]
+    assert found_at(two, specs[1]) == {1}
 
 
 async def test_triton_whose_circuit_is_open_gets_no_calls_and_no_retries(two: Two) -> None:

@@ -20,7 +20,7 @@ from app.settings.schema import Settings
 from tests.api.conftest import settings_for, write_keys
 from tests.api.dialects.conformance import SECRET, Box, Conformance, Sent
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
-from tests.search.made import searching
+from tests.search.made import searching, with_faces
 from tests.support import SCENE, json, started
 
 PATH = "/v1/vision/detection"
@@ -196,6 +196,20 @@ async def test_registered_faces_are_recognized(searched: Searched) -> None:
         assert (await ask(client, "delete", userid=userid))["success"]
     assert await recognize(client) == ["unknown", "Ben"]
     assert {each.name: each.records for each in await engine.statistics("")}["faces"] == 1
+
+
+async def test_registered_face_is_found_behind_others_without_a_name(searched: Searched) -> None:
+    """The same picture may be registered for two persons; none of them is a duplicate."""
+    engine, client = searched
+    for userid in ("Also Ruth", "Ruth"):
+        await ask(client, "register", files={"image": BLUE}, userid=userid)
+    assert (await ask(client, "list"))["faces"] == ["Also Ruth", "Ruth"]
+    await ask(client, "delete", userid="Also Ruth")
+    (vector,) = json(await client.post("/faces/recognize", content=RED))["embeddings"]
+    await engine.add("", with_faces("crowd", *[np.array(vector, np.float32)] * 500))
+
+    assert await recognize(client, BLUE, min_confidence="0.01") == ["unknown", "Ruth"]
+    assert await recognize(client, RED, min_confidence="0.01") == ["Ruth"]
 
 
 async def test_invalid_registration_keeps_no_picture(searched: Searched) -> None:

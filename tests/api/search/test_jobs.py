@@ -70,6 +70,19 @@ async def test_images_of_a_folder_are_indexed(searching: httpx.AsyncClient, phot
     assert (begun["state"], begun["ended_at"]) == ("waiting", None)
 
 
+async def test_only_allowed_folders_are_indexed(open_gateway: OpenGateway, tmp_path: Path, photos: Path) -> None:
+    """Images of the same name in two of them are two."""
+    (photos / "inner" / "c.bmp").rename(photos / "inner" / "a.bmp")
+    async with open_gateway(search_folders=f"{photos},{photos}/inner") as client:
+        for folder in (tmp_path, Path(f"{photos}/.."), photos / "linked", photos / "a.bmp"):
+            assert (await index(client, folder, 400))["code"] == "invalid_parameter"
+        for folder in (photos, photos / "inner"):
+            await index(client, folder, recursive="false", **QUICK)
+        assert json(await client.get("/query/stats"))["indexes"][0]["doc_count"] == 2
+    async with open_gateway(search_folders="") as client:
+        assert (await index(client, photos, 404))["code"] == "not_offered"
+
+
 async def test_another_worker_goes_on_where_one_has_died(
     open_gateway: OpenGateway, own_engine: PostgresEngine, tmp_path: Path
 ) -> None:
