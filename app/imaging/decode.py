@@ -17,6 +17,8 @@ from app.imaging import apart, exif, jpeg, tiff
 from app.imaging.header import ImageHeader, PixelLimits, png_chunks
 
 _JPEG = {"JPEG", "MPO"}
+# Formats of which Pillow may get a copy of the file.
+_REWRITTEN = {"PNG", "BMP"}
 # Peak memory in bytes per pixel: of the array; with Pillow's own image; with libwebp's two canvases.
 _ARRAY_BYTES = 3
 _PILLOW_BYTES = 4 + _ARRAY_BYTES
@@ -46,7 +48,7 @@ def estimate_decoding(header: ImageHeader, min_decode_size: tuple[int, int]) -> 
     if header.tiff is not None:
         return Decoding(size, pixels * tiff.PIXEL_BYTES + tiff.FILE_COPIES * len(header.data))
     if header.file is not None and header.file.format not in _JPEG:
-        copied = len(header.data) if header.file.format == "PNG" else 0  # without the chunks that it does not need
+        copied = len(header.data) if header.file.format in _REWRITTEN else 0
         return Decoding(size, pixels * (_WEBP_BYTES if header.file.format == "WEBP" else _PILLOW_BYTES) + copied)
     pixel_bytes = _ARRAY_BYTES * (1 if header.orientation == 1 else 2)
     if header.file is not None:
@@ -54,7 +56,7 @@ def estimate_decoding(header: ImageHeader, min_decode_size: tuple[int, int]) -> 
         pixel_bytes = _PILLOW_BYTES
     width, height = jpeg.reduced_size(size, min_decode_size)
     nbytes = width * height * pixel_bytes + (0 if header.is_single_scan else pixels * _COEFFICIENT_BYTES)
-    return Decoding((width, height), nbytes)
+    return Decoding((width, height), nbytes + len(header.data))  # of a file with something wrong, a copy is decoded
 
 
 def max_decode_bytes(limits: PixelLimits, max_file_bytes: int) -> int:

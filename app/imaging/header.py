@@ -7,6 +7,7 @@ before decoding. Cameras and programs stay far below the limits. The limits of J
 import re
 import struct
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from math import prod
@@ -33,8 +34,9 @@ _MAGIC = re.compile(
 _JPEG_2000_OR_XL = re.compile(rb"\0\0\0\x0c(?:jP  |JXL )\r\n\x87\n|\xff\x4f\xff\x51|\xff\x0a")
 # Decoders read chunks one by one. 50 MiB are 12,800 chunks of 4 KiB.
 _MAX_PNG_CHUNKS = 20_000
-# The chunks that pixels depend on. Others may be broken, which is not fatal (PNG, 13.2), or take long to decompress.
-_PNG_CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"eXIf", b"IDAT"}
+# The chunks that colours depend on. Others may be broken, which is not fatal (PNG, 13.2), or take long to decompress.
+_PNG_CHUNKS = {b"IHDR", b"PLTE", b"IDAT"}
+_MAX_EXIF_BYTES = 1 << 16
 # libwebp keeps 30 bytes per chunk while it reads the header. Each frame of an animation is a chunk.
 _MAX_WEBP_CHUNKS = 20_000
 # Pillow joins the comment blocks before the first frame in quadratic time.
@@ -225,13 +227,18 @@ def _has_too_many_png_chunks(data: bytes) -> bool:
 
 
 def _without_extras(data: bytes) -> bytes:
-    """Return a PNG with only the chunks that its pixels depend on."""
+    """Return a PNG with only the chunks that its colours and its orientation depend on; raise InvalidImage for another order."""
     view, behind = memoryview(data), 8
-    parts = [view[:behind]]
+    parts, kinds = [view[:behind]], list[bytes]()
     for kind, start, end in png_chunks(data):
         behind = end + 4
-        if kind in _PNG_CHUNKS:
+        is_exif = kind == b"eXIf" and end - start <= _MAX_EXIF_BYTES
+        if kind in _PNG_CHUNKS or (is_exif and zlib.crc32(view[start - 4 : end]) == int.from_bytes(view[end:behind])):
             parts.append(view[start - 8 : behind])
+            kinds.append(kind)
+    is_indexed = data[25:26] == b"\3"
+    if data[12:16] != b"IHDR" or kinds.count(b"IHDR") > 1 or (is_indexed and b"PLTE" not in kinds[: kinds.index(b"IDAT")]):
+        raise InvalidImage("the PNG's chunks are not in their order")
     return b"".join([*parts, view[behind : behind + 12]])
 
 
@@ -240,10 +247,11 @@ def _with_alpha(data: bytes) -> bytes:
     header, kind = struct.unpack_from("<L", data, 14)[0], data[28:34]
     if kind != _BMP_MASKED or data[54:66] != _BMP_RED_FIRST or not _BMP_INFO <= header <= len(data):
         return data
+    view = memoryview(data)
     if header >= _BMP_INFO_ALPHA:
-        return data[:66] + _BMP_ALPHA + data[70:]
+        return b"".join([view[:66], _BMP_ALPHA, view[70:]])
     offset = struct.pack("<L", struct.unpack_from("<L", data, 10)[0] + len(_BMP_ALPHA))
-    return data[:10] + offset + struct.pack("<L", _BMP_INFO_ALPHA) + data[18:66] + _BMP_ALPHA + data[66:]
+    return b"".join([view[:10], offset, struct.pack("<L", _BMP_INFO_ALPHA), view[18:66], _BMP_ALPHA, view[66:]])
 
 
 def _has_too_many_webp_chunks(data: bytes) -> bool:

@@ -34,7 +34,7 @@ def crop(data: bytes, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Cut pixels (height, width, 3) to a clean aperture of whole pixels in the upper left corner; Chromium ignores others."""
     # It is given by width, height, and the distances of its centre from that of the image, each as a fraction.
     height, width = pixels.shape[:2]
-    for start in islice(_properties(data, b"clap", 32), 1):
+    for start in islice(_properties(data, b"clap", 32, of_primary=True), 1):
         aperture = struct.unpack_from(">8l", data, start)
         with suppress(ZeroDivisionError):
             columns, rows, right, down = (Fraction(*aperture[at : at + 2]) for at in range(0, 8, 2))
@@ -46,9 +46,9 @@ def crop(data: bytes, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def turn(data: bytes, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Rotate pixels (height, width, 3) anticlockwise, then mirror them, as the properties say."""
-    for start in islice(_properties(data, b"irot", 1), 1):
+    for start in islice(_properties(data, b"irot", 1, of_primary=True), 1):
         pixels = np.rot90(pixels, data[start] & 3)
-    for start in islice(_properties(data, b"imir", 1), 1):
+    for start in islice(_properties(data, b"imir", 1, of_primary=True), 1):
         pixels = np.flip(pixels, data[start] & 1)
     return pixels
 
@@ -56,17 +56,19 @@ def turn(data: bytes, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def is_limited_grey(data: bytes) -> bool:
     """Return whether an AVIF without colours has its black at 16 and its white at 235. Source: AV1-ISOBMFF, 2.3.3."""
     has_colours = {not data[start + 2] & _AV1_MONOCHROME for start in _properties(data, b"av1C", 4)}
-    ranges = {data[start + 10] & _IS_FULL_RANGE for start in _properties(data, b"colr", 11) if data.startswith(b"nclx", start)}
-    return has_colours == {False} and 0 in ranges
+    colours = _properties(data, b"colr", 11, of_primary=True)
+    return has_colours == {False} and 0 in {data[at + 10] & _IS_FULL_RANGE for at in colours if data.startswith(b"nclx", at)}
 
 
 def image_alone(data: bytes) -> bytearray:
-    """Return a file in which nothing is marked as alpha, which takes time and memory, or as EXIF or XMP.
+    """Return a file in which nothing is marked as EXIF, as XMP, or as alpha unless the colours are multiplied by it.
 
-    OpenCV does not decode grey with alpha, and looks for EXIF and XMP in the first 500 bytes only.
+    Alpha takes time and memory, and OpenCV does not decode grey with alpha. It looks for EXIF and XMP in the first 500 bytes only.
     """
     made = bytearray(data)
-    for start in _properties(data, b"auxC", _FULL_BOX_BYTES + 1):
+    references = _inside(data, ((b"meta", _FULL_BOX_BYTES), (b"iref", _FULL_BOX_BYTES)))
+    is_multiplied = any(kind == b"prem" for start, end in references for kind, _, _ in _boxes(data, start, end))
+    for start in () if is_multiplied else _properties(data, b"auxC", _FULL_BOX_BYTES + 1):
         made[start + _FULL_BOX_BYTES] = 0  # its name is empty now
     for start, end in _inside(data, ((b"meta", _FULL_BOX_BYTES), (b"iinf", 0))):
         names = start + _FULL_BOX_BYTES + (4 if data[start] else 2)  # behind the number of items
@@ -78,10 +80,32 @@ def image_alone(data: bytes) -> bytearray:
     return made
 
 
-def _properties(data: bytes, kind: bytes, nbytes: int) -> Iterator[int]:
+def _properties(data: bytes, kind: bytes, nbytes: int, *, of_primary: bool = False) -> Iterator[int]:
     """Yield where the properties of this kind begin that have so many bytes, behind the header of their box."""
+    places = _places_of_primary(data) if of_primary else None
     for start, end in _inside(data, ((b"meta", _FULL_BOX_BYTES), (b"iprp", 0), (b"ipco", 0))):
-        yield from (at for found, at, behind in _boxes(data, start, end) if found == kind and behind - at >= nbytes)
+        for place, (found, at, behind) in enumerate(_boxes(data, start, end), 1):
+            if found == kind and behind - at >= nbytes and (places is None or place in places):
+                yield at
+
+
+def _places_of_primary(data: bytes) -> frozenset[int]:
+    """Return which properties the primary image has, counted from 1; raise struct.error if the file is truncated."""
+    primary = [start for start, _ in _inside(data, ((b"meta", _FULL_BOX_BYTES), (b"pitm", 0)))]
+    associations = [start for start, _ in _inside(data, ((b"meta", _FULL_BOX_BYTES), (b"iprp", 0), (b"ipma", 0)))]
+    for named, start in zip(primary, associations, strict=False):
+        (wanted,) = struct.unpack_from(">L" if data[named] else ">H", data, named + _FULL_BOX_BYTES)
+        entry = struct.Struct(">LB" if data[start] else ">HB")
+        letter, mask, nbytes = ("H", 0x7FFF, 2) if data[start + 3] & 1 else ("B", 0x7F, 1)
+        (entries,) = struct.unpack_from(">L", data, start + _FULL_BOX_BYTES)
+        at = start + 2 * _FULL_BOX_BYTES
+        for _ in range(min(entries, _MAX_BOXES)):
+            item, count = entry.unpack_from(data, at)
+            at += entry.size
+            if item == wanted:
+                return frozenset(value & mask for value in struct.unpack_from(f">{count}{letter}", data, at))
+            at += count * nbytes
+    return frozenset()
 
 
 def _inside(data: bytes, path: Sequence[tuple[bytes, int]]) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Container, Iterator
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ _UNSUPPORTED_FRAMES = {
     0xF7: "JPEG-LS",
 }
 _MAX_DEPTH = 16
+_RESTART_INTERVAL = 0xDD
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 _PREFIX, _NO_MARKER = 0xFF, (0x00, 0xFF)
 _SEGMENT = struct.Struct(">BBH")
@@ -194,24 +196,28 @@ def _decode(data: bytes, colors: str, **wanted: Any) -> NDArray[np.uint8]:  # no
             raise
     # What is wrong may be a part that no decoder needs. Of each file, libjpeg says only what it finds first.
     data = _without_extras(data)
-    has_end = data.rfind(_END_MARKER) >= 0
-    if not has_end:
-        data += _END_MARKER
     try:
         return simplejpeg.decode_jpeg(data, colors, **wanted)  # type: ignore[no-any-return]
     except ValueError as error:
-        # Bytes that mean nothing behind the pixels. Behind the first of several scans, they say nothing of the others.
-        if _JUNK in str(error) and (has_end or read_header(data).is_single_scan):
+        # Bytes that mean nothing behind the pixels. Before another scan or a restart, they stand where pixels should be.
+        is_behind = f"{_JUNK} 0xd9" in str(error) or (read_header(data).is_single_scan and not _has_restarts(data))
+        if _JUNK in str(error) and is_behind:
             return simplejpeg.decode_jpeg(data, colors, strict=False, **wanted)  # type: ignore[no-any-return]
         raise InvalidImage("the image data is truncated or corrupt") from error
 
 
+def _has_restarts(data: bytes) -> bool:
+    markers = (marker for marker, _ in _iterate(data, ()))
+    return _RESTART_INTERVAL in takewhile(lambda marker: marker != _START_OF_SCAN, markers)
+
+
 def _without_extras(data: bytes) -> bytes:
-    """Return a file without application data, comments, and what stands between its segments before the pixels."""
-    parts = [data[:2]]
+    """Return a file without application data, comments, and what stands between its segments before the pixels; with an end."""
+    view = memoryview(data)
+    parts, end = [view[:2]], b"" if data.rfind(_END_MARKER) >= 0 else _END_MARKER
     for marker, at in _iterate(data, ()):
         if marker == _START_OF_SCAN:
-            return b"".join([*parts, data[at - 2 :]])
+            return b"".join([*parts, view[at - 2 :], end])
         if marker in _NEEDED:
-            parts.append(data[at - 2 : at + int.from_bytes(data[at : at + 2])])
+            parts.append(view[at - 2 : at + int.from_bytes(view[at : at + 2])])
     return data

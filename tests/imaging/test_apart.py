@@ -84,6 +84,13 @@ def test_rotation_and_mirroring_of_an_avif_are_applied(decoders: Decoders, turns
     np.testing.assert_array_equal(pixels, expected if axis is None else np.flip(expected, axis))
 
 
+def test_rotation_of_another_item_is_not_applied(decoders: Decoders) -> None:
+    end = AVIF.index(b"ipma") - 4 + int.from_bytes(AVIF[AVIF.index(b"ipma") - 4 : AVIF.index(b"ipma")])
+    stored = decoders.decode(AVIF[: end - 1] + AVIF[end - 2 : end - 1] + AVIF[end:], "AVIF")  # its last property is named twice
+
+    np.testing.assert_array_equal(stored, np.rot90(decoders.decode(AVIF, "AVIF")))
+
+
 CORNER = (16, 1, 8, 1, 0, 2, -24, 2)
 MIDDLE = (8, 1, 8, 1, 0, 1, 0, 1)
 INVALID = (16, 1, 40, 1, 0, 1, 4, 1)

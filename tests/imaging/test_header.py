@@ -121,6 +121,7 @@ def test_file_at_the_limits_is_accepted(data: bytes) -> None:
         (inserted(PNG, 33, TEXT, 30_000), InvalidImage, "too many"),
         (inserted(PNG, IEND, FRAME_DATA, 30_000), InvalidImage, "too many"),
         (WEBP + b"abcd\0\0\0\0" * 30_000, InvalidImage, "too many"),
+        *((inserted(PNG, at, part, 1), InvalidImage, "PNG header") for at, part in ((8, TEXT), (33, PNG[8:33]))),
         (inserted(HEIC, HEIC.index(b"meta") - 4, b"\0\0\0\x08free", 600), InvalidImage, "the HEIC has no image"),
         (WEBP + b"ANMF\x03\0\0\0abc\0" * 30_000, InvalidImage, "too many"),
     ],

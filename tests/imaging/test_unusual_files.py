@@ -73,9 +73,12 @@ def test_pixels_are_those_of_the_usual_file(data: bytes, tolerance: int) -> None
 
 
 def test_cut_file_is_refused_whatever_stands_before_its_pixels() -> None:
+    restarts = encode(BLOCKS, "JPEG", restart_marker_blocks=2)
+    hole = restarts.index(b"\xff\xd1")
     for cut in (
         JPEG[:2] + 2 * PROFILE + JPEG[2:-20],
-        PROGRESSIVE[:SECOND_SCAN] + b"junk" + PROGRESSIVE[SECOND_SCAN : SECOND_SCAN + 40],
+        PROGRESSIVE[:SECOND_SCAN] + b"junk" + PROGRESSIVE[SECOND_SCAN:],
+        restarts[:hole] + bytes(40) + restarts[hole:],
     ):
         with pytest.raises(InvalidImage, match="truncated or corrupt"):
             pixels_of(cut)
