@@ -120,7 +120,7 @@ async def test_memory_and_backlog_count_until_a_picture_is_drawn(
     task = asyncio.create_task(draw_module.draw(world.pipeline, data, found, "image/png", context))
     await eventually(gate.reached.is_set)
     admission = world.admission
-    nbytes = len(data) + 2_000_000 * (7 + 6)  # decoded by Pillow, and the picture
+    nbytes = 2 * len(data) + 2_000_000 * (7 + 6)  # a copy of the file, decoded by Pillow, and the picture
     assert threads[0].startswith("decode")
     assert (admission.decode_backlog.pixels, admission.memory.own_bytes) == (8 * 2_000_000, nbytes)
     if not is_late:
