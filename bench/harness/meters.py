@@ -24,16 +24,16 @@ Processes = Mapping[str, list[psutil.Process]]
 class Meters:
     """Measures CPU time and Triton's statistics since its creation."""
 
-    def __init__(self, find: Callable[[], Processes], triton: str, model: str) -> None:
+    def __init__(self, find: Callable[[], Processes], tritons: Sequence[str], model: str) -> None:
         """Start measuring.
 
         Args:
             find: Finds the processes; called again at the end.
-            triton: Its gRPC endpoint; empty for none.
+            tritons: Their gRPC endpoints.
             model: Model whose statistics to read; empty for none.
         """
         self._find = find
-        self._triton = triton
+        self._tritons = tritons
         self._model = model
         self._before = _cpu_by_process(find())
         self._counters, self._note = self._read_counters()
@@ -49,16 +49,17 @@ class Meters:
         counters, note = self._read_counters()
         if not (counters and self._counters):
             return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton_note=self._note or note)
-        return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton=counters.since(self._counters))
+        use = Counters.total(counters).since(Counters.total(self._counters))
+        return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton=use)
 
-    def _read_counters(self) -> tuple[Counters | None, str]:
-        """Read Triton's statistics; if that fails, return None and the reason."""
-        if not (self._triton and self._model):
-            return None, ""
+    def _read_counters(self) -> tuple[list[Counters], str]:
+        """Read the statistics of each Triton; if that fails, return none and the reason."""
+        if not self._model:
+            return [], ""
         try:
-            return read_counters(self._triton, self._model), ""
+            return [read_counters(triton, self._model) for triton in self._tritons], ""
         except CountersError as error:
-            return None, str(error)
+            return [], str(error)
 
 
 @contextmanager

@@ -71,8 +71,10 @@ def large_sample() -> Sample:
 
 def progressive(jpeg: bytes) -> bytes:
     """Encode a JPEG again as a progressive one."""
+    file = BytesIO()
     with Image.open(BytesIO(jpeg)) as image:
-        return _encode_jpeg(image, 90, progressive=True)
+        image.save(file, "JPEG", quality=90, progressive=True)
+    return file.getvalue()
 
 
 def noise(kind: str, shape: tuple[int, ...]) -> bytes:
@@ -121,7 +123,7 @@ def _shrink(body: bytes, side: int) -> bytes:
     return _encode_jpeg(smaller, 90)
 
 
-def _encode_jpeg(image: Image.Image, quality: int, *, progressive: bool = False) -> bytes:
+def _encode_jpeg(image: Image.Image, quality: int) -> bytes:
     file = BytesIO()
-    image.save(file, "JPEG", quality=quality, progressive=progressive)
+    image.save(file, "JPEG", quality=quality)
     return file.getvalue()
