@@ -118,7 +118,7 @@ def script(blocks: Sequence[Block], port: int) -> str:
             port = free_port()
             is_ready = _is_ready(code, port)
             code = _BACKGROUND.format(code=code, port=port, home=f"$PWD/triton-{block.line}", is_ready=is_ready)
-        parts.append(code.replace(ADDRESS, f"127.0.0.1:{port}").replace(_OTHER_PORT, str(other_port)))
+        parts.append(re.sub(rf"\b{_OTHER_PORT}\b", str(other_port), code.replace(ADDRESS, f"127.0.0.1:{port}")))
     return "".join(parts)
 
 
