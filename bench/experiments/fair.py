@@ -17,21 +17,21 @@ import uvloop
 
 from app.api.caller.keys import create
 from app.host.processes import raise_file_limit
-from bench.experiments.options import Commands, add_shared, count
+from bench.experiments.options import Commands, add_shared
 from bench.harness.lineup import DEFAULT, Lineup
-from bench.harness.meters import find_workers, sampled_memory
 from bench.harness.processes import Running, calling
 from bench.harness.triton import Triton, fixture_triton
+from bench.load.driver import Driver
 from bench.load.driver import run as drive
+from bench.load.flood import Caller, flood
 from bench.load.images import Sample, large_sample, noise, progressive, unlabelled_samples, varied_samples
 from bench.load.outcome import Outcome
-from bench.load.overload import Caller, drive_arrivals, flood
 from bench.load.target import Target, local_target
 from bench.models.repository import YOLO
 from bench.report.progress import say
 from bench.report.text import number, responses, table
 
-MODELS = ("sim_gpu", "wait_20", "wait_200", YOLO)
+MODELS = ("sim_gpu", "wait_20", YOLO)
 SERVED, P50_RATIO, P99_RATIO = 0.98, 6.0, 12.0
 """A row holds if at least this share of B's requests is served, with at most these multiples of B's latency alone."""
 
@@ -106,12 +106,9 @@ ROWS = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure B alone and beside the others, in each row; or count the answers of many equal callers."""
+    """Measure B alone and beside the others, in each row."""
     rows: list[Row] = []
     with fixture_triton([options.model]) as triton:
-        if options.callers:
-            print(_share_out(triton, options))
-            return 0
         try:
             for name in options.only:
                 say(f"{name}: {ROWS[name].note}")
@@ -129,7 +126,6 @@ def add_to(commands: Commands) -> None:
     command.add_argument(
         "--only", nargs="+", choices=[*ROWS], default=[*ROWS], help="what the others send; by default each in turn"
     )
-    command.add_argument("--callers", type=count, help="instead: the answers of so many equal callers, relative to their mean")
     command.add_argument("--model", choices=MODELS, default="sim_gpu", help="model to use")
     add_shared(command, seconds=12.0, workers=2)
     command.set_defaults(run=run)
@@ -157,7 +153,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _measure(name: str, triton: Triton, options: argparse.Namespace) -> Row:
     load, samples = ROWS[name], [Sample("", unlabelled_samples()[0].body, None)]
-    with _gateway(["a", "b", "c"], triton, options) as (server, credentials):
+    with _gateway(triton, options) as (server, credentials):
         others = []
         for place, id_ in enumerate(load.ids, start=1):
             credential = credentials.get(id_, f"{id_}.wrong")
@@ -166,7 +162,7 @@ def _measure(name: str, triton: Triton, options: argparse.Namespace) -> Row:
         b = _target(server, "/detect", credentials["b"], 0)
 
         def probe(seconds: float) -> Outcome:
-            return drive(drive_arrivals(b, samples, rate=_RATE, seconds=seconds, patience=_PATIENCE_SECONDS))
+            return drive(Driver(b, samples, seconds, patience=_PATIENCE_SECONDS).constant(_RATE))
 
         probe(_WARM_UP_SECONDS)
         alone = probe(options.seconds)
@@ -177,29 +173,10 @@ def _measure(name: str, triton: Triton, options: argparse.Namespace) -> Row:
             return Row(name, alone, beside, sum(map(Counter, sent()), Counter[str]()), seconds)
 
 
-def _share_out(triton: Triton, options: argparse.Namespace) -> str:
-    ids = [f"caller-{place}" for place in range(options.callers)]
-    with _gateway(ids, triton, options) as (server, credentials):
-        callers = [Caller(_target(server, "/detect", credentials[id_], place), _small()) for place, id_ in enumerate(ids)]
-        with (
-            calling(_flood, callers, options.seconds) as sent,
-            sampled_memory(find_workers(server.process, options.workers)) as memory,
-        ):
-            found = sent()
-    answers = [one.get("200", 0) for one in found]
-    mean = sum(answers) / len(answers) or 1
-    mib = [sum(worker.resident_mib[place] for worker in memory) for place in (len(memory[0].seconds) // 2, -1)]
-    return (
-        f"{options.callers} callers, {number(sum(answers) / options.seconds)} answers/s; per caller, relative to the mean:"
-        f" least {min(answers) / mean:.2f}, most {max(answers) / mean:.2f}; {dict(sum(map(Counter, found), Counter[str]()))};"
-        f" memory of the workers {number(mib[0])} MiB after half of the time, {number(mib[1])} at the end"
-    )
-
-
 @contextmanager
-def _gateway(ids: Sequence[str], triton: Triton, options: argparse.Namespace) -> Iterator[tuple[Running, dict[str, str]]]:
-    """Run a gateway that has keys with these ids; yield it and their credentials by id."""
-    made = {id_: create(id_) for id_ in ids}
+def _gateway(triton: Triton, options: argparse.Namespace) -> Iterator[tuple[Running, dict[str, str]]]:
+    """Run a gateway that has the keys `a`, `b` and `c`; yield it and their credentials by id."""
+    made = {id_: create(id_) for id_ in "abc"}
     with TemporaryDirectory(prefix="nereid-bench-") as folder:
         file = Path(folder) / "keys.toml"
         file.write_text("\n".join(text for _, text in made.values()), encoding="utf-8")

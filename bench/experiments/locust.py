@@ -14,7 +14,6 @@ from bench.harness.environments import LOCUST
 from bench.harness.errors import ContestantError
 from bench.harness.processes import ROOT
 from bench.load import driver
-from bench.load.closed_loop import drive_closed_loop
 from bench.load.images import given_samples
 from bench.report.measurements import PERCENTILES
 from bench.report.records import describe_machine
@@ -46,11 +45,11 @@ def run(options: argparse.Namespace) -> int:
         LOCUST.install()
     python = LOCUST.python()
     with one_line(options.url):
-        samples = given_samples(options.images)
+        samples = given_samples(options.image)
         url = f"{options.url.rstrip('/')}/{options.tasks[0]}"
         service = reach(options, url, Plan(options.clients, options.seconds))
         if service.is_elsewhere or service.target.tls:  # Locust would follow redirects, and repeat a failure for each request
-            check_warm_up(url, driver.run(drive_closed_loop(service.target, samples, clients=1, seconds=30, requests=1)))
+            check_warm_up(url, driver.run(driver.Driver(service.target, samples, 30).closed(1, requests=1)))
     with TemporaryDirectory(prefix="nereid-locust-") as folder:
         for place, sample in enumerate(samples):
             Path(folder, f"{place}.jpg").write_bytes(sample.body)
@@ -69,7 +68,6 @@ def add_to(commands: Commands) -> None:
     command = commands.add_parser("locust", help="Locust, a generic client, on both tasks (a server must run)")
     add_service(command, "its path is a prefix of the routes")
     command.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="what to ask for")
-    command.add_argument("--images", type=Path, metavar="PATH", help="a JPEG or a folder of them; by default, varied ones are made")
     command.add_argument("--install", action="store_true", help="install Locust's environment first, if it is missing")
     add_shared(command, clients=8, seconds=20.0)
     command.set_defaults(run=run)

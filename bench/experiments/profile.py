@@ -23,7 +23,7 @@ from bench.experiments.service import read_key
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import lineup_of
 from bench.harness.meters import cpu_seconds, family, listeners
-from bench.load.closed_loop import drive_closed_loop
+from bench.load.driver import Driver
 from bench.load.driver import run as drive
 from bench.load.images import unlabelled_samples
 
@@ -49,12 +49,10 @@ def run(options: argparse.Namespace) -> int:
     samples = unlabelled_samples()
     with lineup_of(["null"], _WORKERS) as lineup, lineup.start(lineup.contestant(_NAME, "null")) as server:
         url = f"{server.url}/detect"
-        drive(drive_closed_loop(url, samples, clients=_CLIENTS, seconds=_WARM_UP_SECONDS))
-        members = family(server.process)
-        starters = {member.ppid() for member in members[1:]}  # whose start may have cost more than a short load
-        busiest = max((member for member in members if member.pid not in starters), key=cpu_seconds)
+        drive(Driver(url, samples, _WARM_UP_SECONDS).closed(_CLIENTS))
+        busiest = max(filter(_is_worker, family(server.process)), key=cpu_seconds)
         with _recording(busiest.pid, options.seconds, options.out):
-            outcome = drive(drive_closed_loop(url, samples, clients=_CLIENTS, seconds=options.seconds + 1))
+            outcome = drive(Driver(url, samples, options.seconds + 1).closed(_CLIENTS))
     print(f"{options.out}: one of {_WORKERS} workers of {_NAME}, {outcome.rate:.0f} requests/s during the recording")
     return 0
 

@@ -3,19 +3,16 @@
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import psutil
 
 from app.settings import environment
 from bench.experiments.options import Commands, add_shared, count, describe, positive
-from bench.experiments.service import Plan, add_service, check_warm_up, one_line, reach, with_route
+from bench.experiments.service import WARM_UP_REQUESTS, Plan, add_service, check_warm_up, one_line, reach, with_route
 from bench.harness.meters import Meters, children, listeners
-from bench.load.closed_loop import drive_closed_loop
-from bench.load.driver import run
+from bench.load.driver import OPEN_CONNECTIONS, Driver, run
 from bench.load.images import given_samples
 from bench.load.outcome import Outcome
-from bench.load.overload import OPEN_CONNECTIONS, drive_open_loop
 from bench.report.measurements import UNKNOWN_MODEL, Run
 from bench.report.progress import say, watch
 from bench.report.records import describe_machine, make_record, save_record
@@ -49,33 +46,24 @@ class Session:
         self._url = with_route(options.url, f"predict/{options.model}" if options.model else "detect")
         self._service = reach(options, self._url, _plan(options))
         is_unknown = self._service.is_elsewhere and not options.triton
-        self._tritons: list[str] = [] if is_unknown else [options.triton or environment.load().triton_address]
+        self._triton: str = "" if is_unknown else options.triton or environment.load().triton_address
 
     def measure(self, *, clients: int | None = None, rate: float | None = None) -> Run:
         """Load the server with clients that wait for responses, or at a constant rate, independent of its speed."""
         if not self.runs:
             warm_up = min(clients or WARM_UP_CLIENTS, WARM_UP_CLIENTS)
-            outcome = self._drive(self._service.warm_up_requests, WARM_UP_SECONDS, clients=warm_up)
+            requests = WARM_UP_REQUESTS if self._service.is_elsewhere else None
+            outcome = self._drive(requests, WARM_UP_SECONDS, clients=warm_up)
             check_warm_up(self._url, outcome)
             print(places(describe_machine(), self._service.server))
             self._model = outcome.model or self._model
-        meters = Meters(self._find_processes, self._tritons, self._model)
+        meters = Meters(self._find_processes, self._triton, self._model)
         measured = meters.read(self._drive(self._service.requests, self.options.duration, clients=clients, rate=rate))
         say()
         self._model = measured.outcome.model or self._model
-        self.runs.append(
-            Run(
-                contestant="nereid",
-                mode=self.options.name,
-                model=self._model or UNKNOWN_MODEL,
-                clients=clients,
-                rate=rate,
-                outcome=measured.outcome,
-                cpu_ms=measured.cpu_ms,
-                triton=measured.triton,
-                triton_note=measured.triton_note or ("" if measured.triton else self._missing()),
-            )
-        )
+        measured.triton_note = measured.triton_note or ("" if measured.triton else self._missing())
+        about = {"contestant": "nereid", "mode": self.options.name, "model": self._model or UNKNOWN_MODEL}
+        self.runs.append(Run.of(measured, **about, clients=clients, rate=rate))
         return self.runs[-1]
 
     def finish(self, *, is_search: bool = False) -> int:
@@ -88,31 +76,23 @@ class Session:
         return int(any(one.outcome.statuses.get("wrong") or (one.outcome.failed and not is_search) for one in self.runs))
 
     def _drive(self, requests: int | None, seconds: float, *, clients: int | None = None, rate: float | None = None) -> Outcome:
-        target, samples = self._service.target, self._samples
         progress = watch(f"{self.options.name}, {f'{rate:g}/s' if rate else f'{clients} clients'}", seconds)
         if rate:
             seconds = min(seconds, requests / rate) if requests else seconds
-            return run(drive_open_loop(target, samples, rate=rate, seconds=seconds, progress=progress))
-        load = drive_closed_loop(
-            target,
-            samples,
-            clients=clients or 1,
-            seconds=seconds,
-            requests=requests,
-            progress=progress,
-            is_polite=self._service.is_elsewhere,
-        )
-        return run(load)
+        driver = Driver(self._service.target, self._samples, seconds, progress=progress)
+        if rate:
+            return run(driver.constant(rate))
+        return run(driver.closed(clients or 1, requests=requests, is_polite=self._service.is_elsewhere))
 
     def _missing(self) -> str:
-        if not self._tritons:
+        if not self._triton:
             return "Triton was not asked; name its gRPC endpoint with --triton"
         return "the answers do not name the model; name it with --model"
 
     def _find_processes(self) -> dict[str, list[psutil.Process]]:
         if self._service.is_elsewhere:
             return {}
-        tritons = listeners(self._tritons[0])
+        tritons = listeners(self._triton)
         stubs = [child for process in tritons for child in children(process)]
         return {"gateway": listeners(f"localhost:{self._service.target.port}"), "triton": tritons, "stubs": stubs}
 
@@ -193,9 +173,6 @@ def add_to(commands: Commands) -> None:
     for name, (function, description) in entries.items():
         command = commands.add_parser(name, help=f"{description} (a server must run)")
         add_service(command, "a path that ends in / is a prefix of Nereid's routes, another one is the route to use")
-        command.add_argument(
-            "--image", type=Path, metavar="FILE|DIR", help="images to send; by default 24 images, 320 pixels to 12 megapixels"
-        )
         command.add_argument("--model", help="model to use; by default the server's own")
         command.add_argument("--triton", help="gRPC endpoint of the server's Triton; by default that in the settings")
         add_shared(command, json=None)

@@ -20,7 +20,7 @@ from bench.report.text import responses
 MAX_CONNECTIONS, MAX_RATE, MAX_SECONDS, MAX_REQUESTS = 256, 1000.0, 600.0, 100_000
 """The most that another host gets from one command: connections, requests per second, seconds and requests."""
 
-_WARM_UP_REQUESTS, _WARM_UP_SECONDS = 100, 1.0
+WARM_UP_REQUESTS, _WARM_UP_SECONDS = 100, 1.0
 _REFUSALS = {"400", "401", "403", "404", "405", "413", "415", "422"}
 """Statuses of requests that will not succeed later, either."""
 _LIMITS = (
@@ -54,17 +54,18 @@ class Service(NamedTuple):
     """Whether its host is not a loopback address."""
     requests: int | None
     """Maximum number of requests in each run; None for no limit."""
-    warm_up_requests: int | None
-    """Maximum number of requests before the first run."""
 
 
 def add_service(command: argparse.ArgumentParser, path: str) -> None:
-    """Add the options of `reach`; `path` says what the path of the URL means."""
+    """Add the options of `reach`, and `--image`; `path` says what the path of the URL means."""
     command.add_argument("--url", default="http://127.0.0.1:4603", help=f"http or https URL of the server; {path}")
     command.add_argument("--key-file", type=Path, metavar="FILE", help="file with the API key")
     command.add_argument("--ca", type=Path, metavar="FILE", help="PEM file of the CAs to trust, instead of the system's")
     command.add_argument("--yes", action="store_true", help="load another host without a question")
     command.add_argument("--requests", type=count, help="maximum number of requests per run")
+    command.add_argument(
+        "--image", type=Path, metavar="FILE|DIR", help="images to send; by default 24 images, 320 pixels to 12 megapixels"
+    )
     command.epilog = _LIMITS
 
 
@@ -82,8 +83,8 @@ def reach(options: argparse.Namespace, url: str, plan: Plan) -> Service:
         raise ContestantError(f"{target.host}: {error.strerror}") from error
     server = describe_server(target.authority, address)
     if is_loopback(target.host):
-        return Service(target, server, is_elsewhere=False, requests=options.requests, warm_up_requests=None)
-    requests = min(options.requests or MAX_REQUESTS, (MAX_REQUESTS - _WARM_UP_REQUESTS) // plan.runs)
+        return Service(target, server, is_elsewhere=False, requests=options.requests)
+    requests = min(options.requests or MAX_REQUESTS, (MAX_REQUESTS - WARM_UP_REQUESTS) // plan.runs)
     for name, value, limit in (
         ("connections", plan.connections, MAX_CONNECTIONS),
         ("requests per second", plan.rate or 0, MAX_RATE),
@@ -94,7 +95,7 @@ def reach(options: argparse.Namespace, url: str, plan: Plan) -> Service:
     if not options.yes:
         _ask(target, address, plan, requests)
     # Connect to the address in the question, whatever the name stands for later.
-    return Service(target._replace(host=address), server, is_elsewhere=True, requests=requests, warm_up_requests=_WARM_UP_REQUESTS)
+    return Service(target._replace(host=address), server, is_elsewhere=True, requests=requests)
 
 
 def read_key(path: Path) -> str:
@@ -152,7 +153,7 @@ def _ask(target: Target, address: str, plan: Plan, requests: int) -> None:
     tls = "with" if target.tls else "WITHOUT"
     rate = f"{plan.rate:g} requests/s over " if plan.rate else ""
     load = f"{rate}up to {plan.connections} connections for {plan.total_seconds:g} s"
-    total = plan.runs * requests + _WARM_UP_REQUESTS
+    total = plan.runs * requests + WARM_UP_REQUESTS
     question = f"Load {target.authority} ({address}) {tls} TLS: {load}, at most {total:,} requests? [y/N] "
     print(question, end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:

@@ -13,7 +13,7 @@ from bench.experiments.stages import image_files, spend
 from bench.harness.contest import Case, hold
 from bench.harness.environments import REFERENCE
 from bench.harness.errors import ContestantError
-from bench.harness.lineup import BATCH1, BEFORE, DEFAULT, NAMES, NEREID, lineup_of
+from bench.harness.lineup import BEFORE, DEFAULT, NAMES, NEREID, lineup_of
 from bench.harness.processes import require_checkout
 from bench.harness.triton import pulled
 from bench.load.images import Sample, coco_samples, large_sample, unlabelled_samples
@@ -26,11 +26,11 @@ from bench.report.text import overview
 Plan = Iterator[tuple[str, list[Case]]]
 """Titles and cases of contests, one after the other."""
 
-CONTESTS = ("load", "one", "photo", "batching")
+CONTESTS = ("load", "photo", "batching")
 """The contests of `versus`.
 
-`load`: all contestants, `--clients` clients. `one`: the same with one client. `photo`: one client, an image of 12 megapixels,
-which all but `nereid_file` decode whole. `batching`: the simulated GPU against the same without batches, 64 clients.
+`load`: all contestants, `--clients` clients. `photo`: one client, an image of 12 megapixels, which all but `nereid_file` decode
+whole. `batching`: the simulated GPU against the same without batches, 64 clients.
 """
 MODELS = ("null", "sim_gpu")
 CAPACITY_CLIENTS = (1, 6, 24)
@@ -131,16 +131,13 @@ def _versus(options: argparse.Namespace) -> Plan:
         match contest:
             case "load":
                 yield f"versus: {options.model}, {clients} clients", _everyone(options, samples, clients)
-            case "one":
-                yield f"versus: {options.model}, one client", _everyone(options, samples, 1)
             case "photo":
                 photo = [large_sample()._replace(expected=frozenset())]
                 yield f"versus: {options.model}, one client, 12 megapixels", _everyone(options, photo, 1)
             case _:
-                nereid = next((name for name in reversed(NEREID) if name in (options.only or NEREID)), "nereid_file")
-                batches = Case(nereid, samples, _BATCHING_CLIENTS, "sim_gpu", bases=[BATCH1])
-                title = f"versus: batching against batches of one, {_BATCHING_CLIENTS} clients, simulated GPU"
-                yield title, [Case(BATCH1, samples, _BATCHING_CLIENTS, "sim_gpu_batch1"), batches]
+                single = Case("batch1", samples, _BATCHING_CLIENTS, "sim_gpu_batch1", server="nereid_file")
+                batches = Case("nereid_file", samples, _BATCHING_CLIENTS, "sim_gpu", bases=["batch1"])
+                yield f"versus: batching against batches of one, {_BATCHING_CLIENTS} clients, simulated GPU", [single, batches]
 
 
 def _everyone(options: argparse.Namespace, samples: Sequence[Sample], clients: int) -> list[Case]:
@@ -164,7 +161,7 @@ def _with_counterpart(case: Case) -> Iterator[Case]:
 
 def _decode(files: Path, seconds: float) -> Measurement:
     """Decode and letterbox on all cores, onto a reused canvas."""
-    spent = spend("nereid_shm", files, seconds, _CORES)
+    spent = spend("nereid", files, seconds, _CORES)
     images, empty = sum(one.images for one in spent), encode_latencies(())
     outcome = Outcome(max(one.seconds for one in spent), images, {"200": images}, empty, {}, 0.0)
     return Measurement(outcome=outcome, cpu_ms={"gateway": sum(one.total for one in spent) / len(spent)})

@@ -33,108 +33,59 @@ _SIDE, _PAD = 640, 114
 _PIXEL_LIMITS = PixelLimits(jpeg=50_000_000, non_jpeg=50_000_000)
 
 
-def _new_canvas() -> Canvas:
-    return np.empty((_SIDE, _SIDE, 3), np.uint8)
+_CANVAS = np.zeros((_SIDE, _SIDE, 3), np.uint8)
+"""All draw on it again and again, as on a slot in shared memory."""
+_LETTERBOX = Letterbox((_SIDE, _SIDE), "center", enlarge=True, pad=_PAD)
 
 
-def _nereid(allocate_canvas: Callable[[], Canvas] = _new_canvas) -> Steps:
-    """Draw on a new canvas for each image."""
-    letterbox = Letterbox((_SIDE, _SIDE), "center", enlarge=True, pad=_PAD)
-
-    def decode_step(header: ImageHeader) -> tuple[Canvas, ImageTransform, Canvas]:
-        canvas = allocate_canvas()
-        transform = letterbox.fit(header.width, header.height)
-        return decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas
-
-    return {
-        "header": lambda data: read_header(data, _PIXEL_LIMITS),
-        "decode": decode_step,
-        "letterbox": lambda decoded: letterbox.draw(*decoded),
-    }
+def _decode(header: ImageHeader) -> tuple[Canvas, ImageTransform, Canvas]:
+    """Decode with Nereid's function, into the canvas if the image need not be resized."""
+    transform = _LETTERBOX.fit(header.width, header.height)
+    return decode(header, transform.min_decode_size, transform.area(_CANVAS)), transform, _CANVAS
 
 
-def _nereid_shm() -> Steps:
-    """Draw on a reused canvas, like a slot in shared memory."""
-    canvas = np.zeros((_SIDE, _SIDE, 3), np.uint8)
-    return _nereid(lambda: canvas)
+def _resize_with_opencv(pixels: Canvas) -> None:
+    inside, _ = _fit(pixels.shape[1], pixels.shape[0])
+    cv2.resize(pixels, inside.shape[1::-1], dst=inside)
 
 
-def _opencv() -> Steps:
-    """OpenCV for everything."""
-
-    def letterbox(pixels: Canvas) -> Canvas:
-        canvas, inside, _ = _fit(pixels.shape[1], pixels.shape[0])
-        cv2.resize(pixels, inside.shape[1::-1], dst=inside)
-        return canvas
-
-    return {
-        "decode": lambda data: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB),
-        "letterbox": letterbox,
-    }
+def _resize_with_pillow(image: Image.Image) -> None:
+    """Resize by the affine transform."""
+    inside, scale = _fit(image.width, image.height)
+    size = inside.shape[1], inside.shape[0]
+    if size != image.size:
+        coefficients = (1 / scale, 0, 0, 0, 1 / scale, 0)
+        image = image.transform(size, Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
+    inside[:] = np.asarray(image)
 
 
-def _pillow() -> Steps:
-    """Pillow in this environment (pillow-simd in Nereid's), with its affine transform as the resize."""
-
-    def letterbox(image: Image.Image) -> Canvas:
-        canvas, inside, scale = _fit(image.width, image.height)
-        size = inside.shape[1], inside.shape[0]
-        if size != image.size:
-            coefficients = (1 / scale, 0, 0, 0, 1 / scale, 0)
-            image = image.transform(size, Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
-        inside[:] = np.asarray(image)
-        return canvas
-
-    return {
-        "header": lambda data: Image.open(BytesIO(data)),
-        "decode": lambda image: image.convert("RGB"),
-        "letterbox": letterbox,
-    }
-
-
-CANDIDATES: dict[str, Callable[[], Steps]] = {"nereid": _nereid, "nereid_shm": _nereid_shm, "opencv": _opencv, "pillow": _pillow}
-
-
-def time_steps(name: str, folder: Path, seconds: float) -> tuple[int, float, dict[str, float]]:
-    """Run the steps of a candidate on one image of a folder after the other.
-
-    Returns:
-        Number of images; seconds that they took; and CPU milliseconds per image by step.
-    """
-    cv2.setNumThreads(1)
-    images = [file.read_bytes() for file in sorted(folder.iterdir())]
-    steps = CANDIDATES[name]()
-    for image in images:  # warm up libraries and allocator
-        _run(steps, image, {})
-    totals: dict[str, float] = {}
-    count, start = 0, perf_counter()
-    while (elapsed := perf_counter() - start) < seconds:
-        _run(steps, images[count % len(images)], totals)
-        count += 1
-    return count, elapsed, {step: total / count * 1e3 for step, total in totals.items()}
-
-
-def _run(steps: Steps, value: Any, totals: dict[str, float]) -> None:  # noqa: ANN401 - steps differ in it
-    kept = [value]  # otherwise the time of a step would include freeing the previous one's objects
-    for step, work in steps.items():
-        before = process_time()
-        kept.append(work(kept[-1]))
-        totals[step] = totals.get(step, 0.0) + process_time() - before
-    before = process_time()
-    kept.clear()
-    totals["free"] = totals.get("free", 0.0) + process_time() - before
-
-
-def _fit(width: int, height: int) -> tuple[Canvas, Canvas, float]:
-    """Return a padded canvas, the part of it for an image of this size, and the scale of the image."""
+def _fit(width: int, height: int) -> tuple[Canvas, float]:
+    """Pad the canvas; return the part of it for an image of this size, and the scale of the image."""
     scale = min(_SIDE / width, _SIDE / height)
     inner = round(width * scale), round(height * scale)
-    canvas = np.full((_SIDE, _SIDE, 3), _PAD, np.uint8)
+    _CANVAS[:] = _PAD
     left, top = (_SIDE - inner[0]) // 2, (_SIDE - inner[1]) // 2
-    return canvas, canvas[top : top + inner[1], left : left + inner[0]], scale
+    return _CANVAS[top : top + inner[1], left : left + inner[0]], scale
 
 
-_BASE = "nereid_shm"
+CANDIDATES: dict[str, Steps] = {
+    "nereid": {
+        "header": lambda data: read_header(data, _PIXEL_LIMITS),
+        "decode": _decode,
+        "letterbox": lambda decoded: _LETTERBOX.draw(*decoded),
+    },
+    "opencv": {
+        "decode": lambda data: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB),
+        "letterbox": _resize_with_opencv,
+    },
+    # Pillow in this environment, which is pillow-simd in Nereid's.
+    "pillow": {
+        "header": lambda data: Image.open(BytesIO(data)),
+        "decode": lambda image: image.convert("RGB"),
+        "letterbox": _resize_with_pillow,
+    },
+}
+_BASE = "nereid"
 
 
 class Spent(NamedTuple):
@@ -149,6 +100,32 @@ class Spent(NamedTuple):
     def total(self) -> float:
         """CPU milliseconds per image."""
         return sum(self.milliseconds.values())
+
+
+def time_steps(name: str, folder: Path, seconds: float) -> Spent:
+    """Run the steps of a candidate on one image of a folder after the other."""
+    cv2.setNumThreads(1)
+    images = [file.read_bytes() for file in sorted(folder.iterdir())]
+    steps = CANDIDATES[name]
+    for image in images:  # warm up libraries and allocator
+        _run(steps, image, {})
+    totals: dict[str, float] = {}
+    count, start = 0, perf_counter()
+    while (elapsed := perf_counter() - start) < seconds:
+        _run(steps, images[count % len(images)], totals)
+        count += 1
+    return Spent(count, elapsed, {step: total / count * 1e3 for step, total in totals.items()})
+
+
+def _run(steps: Steps, value: Any, totals: dict[str, float]) -> None:  # noqa: ANN401 - steps differ in it
+    kept = [value]  # otherwise the time of a step would include freeing the previous one's objects
+    for step, work in steps.items():
+        before = process_time()
+        kept.append(work(kept[-1]))
+        totals[step] = totals.get(step, 0.0) + process_time() - before
+    before = process_time()
+    kept.clear()
+    totals["free"] = totals.get("free", 0.0) + process_time() - before
 
 
 def run(options: argparse.Namespace) -> int:
@@ -198,4 +175,4 @@ def spend(name: str, files: Path, seconds: float, count: int = 1) -> list[Spent]
     """Run a candidate on a folder of images, in `count` new processes at the same time."""
     with ExitStack() as stack:
         running = [stack.enter_context(calling(time_steps, name, files, seconds)) for _ in range(count)]
-        return [Spent(*wait()) for wait in running]
+        return [wait() for wait in running]

@@ -13,12 +13,16 @@ from statistics import mean
 from tempfile import TemporaryDirectory
 from time import monotonic
 
+import msgspec
+
 from app.settings import environment
 from app.settings.schema import PREFIX
 from app.triton.config_file import read_config_file
-from app.triton.repository import config_path
+from app.triton.repository import DESCRIPTION, config_path
+from app.zoo import description
+from app.zoo.description import Description, Serving
+from app.zoo.repository import Repository
 from bench.experiments.options import Commands, add_shared, positive
-from bench.experiments.tuning import config_text
 from bench.experiments.tuning.search import (
     GAIN,
     MIN_ROUNDS,
@@ -28,7 +32,6 @@ from bench.experiments.tuning.search import (
     figures,
     finalists,
     hold_rounds,
-    pareto_front,
     search,
 )
 from bench.experiments.tuning.stand import SHARE, Stand, host_of
@@ -62,7 +65,7 @@ class Budget:
         say(f"{max(0, self._end - start):.0f} s left: {variant}")
         trial = self._stand.measure(variant, rate)
         self._took.append(monotonic() - start)
-        _note(_line(" ", figures([trial]), str(variant)))
+        _note(_line(figures([trial]), str(variant)))
         return trial
 
     def attempt(self, variant: Variant, rate: float | None, *, within: float | None = None) -> Trial | None:
@@ -101,7 +104,7 @@ def add_to(commands: Commands) -> None:
     command.add_argument(
         "--seconds", type=positive, default=_SECONDS, help="about how long it may take; a comparison takes eight trials at least"
     )
-    command.add_argument("--write", action="store_true", help="write the choice into the model's config file")
+    command.add_argument("--write", action="store_true", help="write the choice into the model's description, model.toml")
     add_shared(command, clients=32)
     command.set_defaults(run=run)
 
@@ -109,7 +112,7 @@ def add_to(commands: Commands) -> None:
 def _tune(options: argparse.Namespace) -> int:
     given = environment.load()
     model = options.model or given.model
-    file = config_path(Path(given.model_repository, model), is_embedded=not given.triton_endpoints)
+    folder = Path(given.model_repository, model)
     part = min(max(options.seconds / _TRIALS, _MIN_PART_SECONDS), _MAX_PART_SECONDS)
     with ExitStack() as stack:
         logs = Path(stack.enter_context(TemporaryDirectory(prefix="nereid-bench-")))
@@ -118,7 +121,7 @@ def _tune(options: argparse.Namespace) -> int:
             raise ContestantError(f"{model} is an ensemble; tune the models that it consists of")
         present = read_variant(host.config, has_threads=host.has_threads, calls=given.calls_in_flight)
         if options.write:
-            _require_file(file, present)
+            _require_description(folder, present, is_embedded=not given.triton_endpoints)
         stand = Stand(host, unlabelled_samples(), options.clients, part, logs)
         budget = Budget(stand, options.seconds)
         first = budget.measure(present)
@@ -128,45 +131,51 @@ def _tune(options: argparse.Namespace) -> int:
     chosen = choose(rounds, present)
     say()
     print(f"{model}: throughput with {options.clients} clients, latency at {SHARE:.0%} of what the present config bears")
-    print("\n".join(result_lines(tried, rounds, present, chosen)))
-    if chosen != present:
-        _apply(file, chosen, present, is_written=options.write)
+    print("\n".join(result_lines(rounds, present, chosen)))
+    if chosen.config != present.config:
+        if options.write:
+            write_choice(folder, chosen, is_embedded=not given.triton_endpoints)
+        print(f"{'written' if options.write else 'to write with --write'}: {chosen.config}")
+    if chosen.calls != present.calls:
+        print(f"to set: {PREFIX}CALLS_IN_FLIGHT={chosen.calls}")
     return 0
 
 
-def _require_file(file: Path, present: Variant) -> None:
-    """Raise ContestantError if a file is not the config of the running model."""
+def write_choice(folder: Path, chosen: Variant, *, is_embedded: bool) -> None:
+    """Write a variant into the description of a model, of which its configs are made."""
+    found, kind = _describe(folder), "embedded" if is_embedded else "production"
+    values = {name: getattr(chosen, name) for name in Serving.__struct_fields__}
+    given = {name: value for name, value in values.items() if value is not None}
+    serving = msgspec.structs.replace(getattr(found, kind), **given)
+    repository = Repository(folder.parent)
+    with repository.writing():
+        repository.write(folder.name, msgspec.structs.replace(found, **{kind: serving}))
+
+
+def _describe(folder: Path) -> Description:
+    found = description.load(folder)
+    if found is None:
+        raise ContestantError(f"{folder} has no {DESCRIPTION} for --write to change; without it, the values are shown")
+    return found
+
+
+def _require_description(folder: Path, present: Variant, *, is_embedded: bool) -> None:
+    """Raise ContestantError if a model's config is not that of the running model, or is not made of a description."""
+    file = config_path(folder, is_embedded=is_embedded)
     written = read_variant(read_config_file(file), has_threads=present.threads is not None, calls=present.calls)
     if written != present:
         raise ContestantError(f"{file} is not the config that Triton uses: {written}; it uses: {present}")
+    _describe(folder)
 
 
-def _apply(file: Path, chosen: Variant, present: Variant, *, is_written: bool) -> None:
-    """Print the changes, and write them to the file if `is_written`."""
-    if chosen.config != present.config and (is_written or file.is_file()):
-        text = config_text.edit(file, chosen)
-        print("\n".join([f"{'written' if is_written else 'to write with --write'}: {file}", *config_text.difference(file, text)]))
-        if is_written:
-            config_text.write(file, text, chosen)
-    if chosen.calls != present.calls:
-        print(f"to set: {PREFIX}CALLS_IN_FLIGHT={chosen.calls}")
-
-
-def result_lines(
-    tried: Mapping[Variant, Trial], rounds: Mapping[Variant, Sequence[Trial]], present: Variant, chosen: Variant
-) -> Iterator[str]:
-    """Describe all measurements, of the search and of the interleaved rounds, with the Pareto front marked, and the choice."""
+def result_lines(rounds: Mapping[Variant, Sequence[Trial]], present: Variant, chosen: Variant) -> Iterator[str]:
+    """Describe the interleaved rounds, and the choice."""
     found = {variant: figures(trials) for variant, trials in rounds.items()}
     count = min(map(len, rounds.values()), default=0)
-    front = pareto_front(found)
-    yield f"  {'images/s':>8} {'p50 ms':>8} {'p99 ms':>8}   {count} interleaved rounds; *: on the Pareto front"
+    yield f"  {'images/s':>8} {'p50 ms':>8} {'p99 ms':>8}   {count} interleaved rounds"
     for variant, values in sorted(found.items(), key=lambda item: -item[1].throughput):
         note = " (present)" if variant == present else ""
-        yield _line("*" if variant in front else " ", values, f"{variant}{note}")
-    rest = {variant: trial for variant, trial in tried.items() if variant not in rounds}
-    if rest:
-        yield f"  {'':26}   tried once:"
-        yield from (_line(" ", figures([trial]), str(variant)) for variant, trial in rest.items())
+        yield _line(values, f"{variant}{note}")
     if chosen != present:
         ratios = [
             figures([one]).throughput / figures([base]).throughput
@@ -180,9 +189,9 @@ def result_lines(
         yield f"choice: as it is; nothing was better by {GAIN - 1:.0%} in every round"
 
 
-def _line(mark: str, values: Figures, text: str) -> str:
+def _line(values: Figures, text: str) -> str:
     latencies = " ".join("       -" if value == float("inf") else f"{value:8.1f}" for value in values[1:])
-    return f"{mark} {values.throughput:8.1f} {latencies}   {text}"
+    return f"  {values.throughput:8.1f} {latencies}   {text}"
 
 
 def _note(line: str) -> None:

@@ -129,14 +129,13 @@ def run(options: argparse.Namespace) -> int:
         write_embedding(models, options.milliseconds)
         # With much time, none is refused because the machine is slow.
         settings = {"NEREID_SEARCH": "on", "NEREID_DATABASE_URL": postgres.search_database, "NEREID_TIMEOUT_SECONDS": "60"}
-        samples = unlabelled_samples()
+        samples = [sample._replace(expected=None) for sample in unlabelled_samples()]
         cases = [
             Case(_VECTOR, samples, options.clients, server=DEFAULT, path="/embed/image"),
             Case(
                 _SEARCH, samples, options.clients, server=DEFAULT, path=f"/search/image?top_k={_TOP}&min_score=0", bases=[_VECTOR]
             ),
         ]
-        cases = [case._replace(samples=[sample._replace(expected=None) for sample in samples]) for case in cases]
         with embedded_triton(models, "null") as triton:
             lineup = Lineup(triton, options.workers, Path(folder), settings)
             vector, search = hold("search", cases, lineup, options.seconds, options.rounds)

@@ -11,9 +11,7 @@ from bench.harness.errors import ContestantError
 from bench.harness.lineup import Contestant, Lineup
 from bench.harness.meters import MIB, Meters, family, find_workers
 from bench.harness.processes import Running
-from bench.harness.triton import triton_processes
-from bench.load.closed_loop import drive_closed_loop
-from bench.load.driver import run
+from bench.load.driver import Driver, run
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
 from bench.report.measurements import UNKNOWN_MODEL, Measurement, Run
@@ -69,9 +67,9 @@ def meters_of(lineup: Lineup, contestant: Contestant, server: Running) -> Meters
     """Start measuring a contestant and its Triton."""
 
     def find() -> dict[str, list[psutil.Process]]:
-        return {"gateway": family(server.process), **(triton_processes([lineup.triton]) if contestant.uses_triton else {})}
+        return {"gateway": family(server.process), **(lineup.triton.processes if contestant.model else {})}
 
-    return Meters(find, [lineup.triton.address], contestant.model if contestant.uses_triton else "")
+    return Meters(find, lineup.triton.address, contestant.model)
 
 
 def _place(case: Case) -> tuple[str, str]:
@@ -90,7 +88,7 @@ def _start(place: tuple[str, str], lineup: Lineup, stack: ExitStack) -> tuple[Co
 
 def _drive(server: Running, case: Case, seconds: float) -> Outcome:
     try:
-        return run(drive_closed_loop(f"{server.url}{case.path}", case.samples, clients=case.clients, seconds=seconds))
+        return run(Driver(f"{server.url}{case.path}", case.samples, seconds).closed(case.clients))
     except OSError as error:
         raise ContestantError(f"{server.url} does not accept connections any more: {error}") from error
 

@@ -1,7 +1,6 @@
 """Triton's statistics of one model."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import grpc
@@ -26,25 +25,17 @@ class Counters(NamedTuple):
     successes: int
     """Successful requests."""
     compute_ns: int
-    waits: int
-    """Requests that waited in the queue."""
     queue_ns: int
     batches: Counter[str]
     """Executions by batch size."""
 
-    @classmethod
-    def total(cls, several: Sequence["Counters"]) -> "Counters":
-        """Add up the statistics of a model in several Tritons."""
-        *numbers, batches = zip(*several, strict=True)
-        return cls._make([*map(sum, numbers), sum(batches, Counter[str]())])
-
     def since(self, before: "Counters") -> TritonUse:
         """Return the statistics since `before`."""
-        successes, waits = self.successes - before.successes, self.waits - before.waits
+        successes = self.successes - before.successes
         return TritonUse(
             inferences=self.inferences - before.inferences,
             executions=self.executions - before.executions,
-            queue_ms=(self.queue_ns - before.queue_ns) / waits / 1e6 if waits else 0.0,
+            queue_ms=(self.queue_ns - before.queue_ns) / successes / 1e6 if successes else 0.0,
             compute_ms=(self.compute_ns - before.compute_ns) / successes / 1e6 if successes else 0.0,
             batches=dict(self.batches - before.batches),
         )
@@ -63,7 +54,8 @@ def read_counters(triton: str, model: str) -> Counters:
     except grpc.RpcError as error:
         reason = (error.details() or "").partition("\n")[0]
         raise CountersError(f"Triton at {triton}: {error.code().name} {reason}") from error
-    return Counters.total([_counters_of(version) for version in versions])
+    *numbers, batches = zip(*map(_counters_of, versions), strict=True)
+    return Counters._make([*map(sum, numbers), sum(batches, Counter[str]())])
 
 
 def _counters_of(version: service_pb2.ModelStatistics) -> Counters:
@@ -73,7 +65,6 @@ def _counters_of(version: service_pb2.ModelStatistics) -> Counters:
         executions=version.execution_count,
         successes=times.success.count,
         compute_ns=times.compute_input.ns + times.compute_infer.ns + times.compute_output.ns,
-        waits=times.queue.count,
         queue_ns=times.queue.ns,
         batches=Counter({str(batch.batch_size): batch.compute_infer.count for batch in version.batch_stats}),
     )

@@ -14,7 +14,6 @@ from bench.harness.errors import ContestantError
 from bench.harness.ports import find_free
 from bench.harness.processes import ROOT, Running, running
 from bench.harness.triton import Triton, fixture_triton
-from bench.models.repository import read_labels
 
 NEREID = ("nereid_inline", "nereid_shm", "nereid_file")
 """Nereid's contestants: pixels in the gRPC message, pixels in shared memory, and the encoded file in shared memory."""
@@ -24,8 +23,6 @@ model of bytes."""
 NAMES = (*OTHERS, *NEREID)
 MINIMAL = ("http_only", "http_and_triton")
 """The minimal server, which reads bodies: it responds at once, or sends them to Triton's `null_file` first."""
-BATCH1 = "batch1"
-"""Nereid in front of a model that takes one image at a time."""
 DEFAULT = "nereid"
 """Nereid with default settings: shared memory if available."""
 BEFORE = "@before"
@@ -46,9 +43,7 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     probe: str
     """A path that returns 200 when the server is ready."""
     model: str
-    """Name of the model it uses."""
-    uses_triton: bool = True
-    """Whether that model runs in Triton."""
+    """Name of the model in Triton that it uses; empty for none."""
     workers: int
     checkout: Path = ROOT
     """The checkout of this project that it runs from."""
@@ -98,7 +93,6 @@ class Lineup:
             port=port,
             probe="/",
             model="null_file" if uses_triton else "",
-            uses_triton=uses_triton,
             workers=self.workers,
         )
 
@@ -112,7 +106,6 @@ class Lineup:
             environment={
                 "BENCH_TRITON": self.triton.address,
                 "BENCH_MODEL": asked,
-                "BENCH_LABELS": read_labels(self.triton.repository, asked),
                 "BENCH_TENSOR": "UINT8" if takes_bytes else "FP32",
                 "GRPC_ENABLE_FORK_SUPPORT": "1",
                 "GRPC_POLL_STRATEGY": "epoll1",
@@ -125,8 +118,7 @@ class Lineup:
 
     def _nereid(self, name: str, model: str, port: int) -> Contestant:
         kind, is_before = name.removesuffix(BEFORE), name.endswith(BEFORE)
-        takes_file = kind == "nereid_file" or (kind == BATCH1 and model.startswith("sim_gpu"))
-        asked = f"{model}_file" if takes_file else model
+        asked = f"{model}_file" if kind == "nereid_file" else model
         if not (self.triton.repository / asked).is_dir():
             raise ContestantError(f"there is no {asked}, a model that takes the encoded file")
         other = self._before if is_before and self._before else ROOT
@@ -152,9 +144,7 @@ class Lineup:
 
 
 @contextmanager
-def lineup_of(
-    models: Collection[str], workers: int, settings: Mapping[str, str] = MappingProxyType({}), before: Path | None = None
-) -> Iterator[Lineup]:
+def lineup_of(models: Collection[str], workers: int, before: Path | None = None) -> Iterator[Lineup]:
     """Run a Triton with these models until the block ends, and yield a lineup for it."""
     with fixture_triton(models) as triton, TemporaryDirectory(prefix="nereid-bench-") as logs:
-        yield Lineup(triton, workers, Path(logs), settings, before)
+        yield Lineup(triton, workers, Path(logs), before=before)

@@ -24,16 +24,16 @@ Processes = Mapping[str, list[psutil.Process]]
 class Meters:
     """Measures CPU time and Triton's statistics since its creation."""
 
-    def __init__(self, find: Callable[[], Processes], tritons: Sequence[str], model: str) -> None:
+    def __init__(self, find: Callable[[], Processes], triton: str, model: str) -> None:
         """Start measuring.
 
         Args:
             find: Finds the processes; called again at the end.
-            tritons: Their gRPC endpoints.
+            triton: Its gRPC endpoint; empty for none.
             model: Model whose statistics to read; empty for none.
         """
         self._find = find
-        self._tritons = tritons
+        self._triton = triton
         self._model = model
         self._before = _cpu_by_process(find())
         self._counters, self._note = self._read_counters()
@@ -49,17 +49,16 @@ class Meters:
         counters, note = self._read_counters()
         if not (counters and self._counters):
             return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton_note=self._note or note)
-        use = Counters.total(counters).since(Counters.total(self._counters))
-        return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton=use)
+        return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton=counters.since(self._counters))
 
-    def _read_counters(self) -> tuple[list[Counters], str]:
-        """Read the statistics of each Triton; if that fails, return none and the reason."""
-        if not self._model:
-            return [], ""
+    def _read_counters(self) -> tuple[Counters | None, str]:
+        """Read Triton's statistics; if that fails, return None and the reason."""
+        if not (self._triton and self._model):
+            return None, ""
         try:
-            return [read_counters(triton, self._model) for triton in self._tritons], ""
+            return read_counters(self._triton, self._model), ""
         except CountersError as error:
-            return [], str(error)
+            return None, str(error)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A separate embedded Triton for a measurement, with its own socket, log and models."""
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from app.settings.schema import PREFIX, Settings
 from app.triton.repository import loadable_models
 from bench.harness.errors import ContestantError
 from bench.harness.meters import children
-from bench.models.repository import copy_model, write_variants
+from bench.models.repository import link_model, write_variants
 
 
 class Triton(NamedTuple):
@@ -36,6 +36,11 @@ class Triton(NamedTuple):
     def address(self) -> str:
         """Its gRPC endpoint."""
         return self.settings.triton_address
+
+    @property
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        """Its processes by kind: `triton`, and `stubs`, which run the models."""
+        return {"triton": [self.process], "stubs": children(self.process)}
 
 
 def link_installation(home: Path) -> None:
@@ -76,24 +81,6 @@ def embedded_triton(repository: Path, model: str, ports: int = 0) -> Iterator[Tr
                 settings.triton_folder.rmdir()  # nobody will look for this home's Triton again
 
 
-@contextmanager
-def embedded_tritons(repository: Path, model: str, count: int) -> Iterator[list[Triton]]:
-    """Run several embedded Tritons with the same models until the block ends; one gateway can use all of them."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(embedded_triton(repository, model)) for _ in range(count)]
-
-
-def triton_processes(tritons: Sequence[Triton]) -> dict[str, list[psutil.Process]]:
-    """Return the processes of Tritons by kind: `triton`, and `stubs`, which run the models."""
-    servers = [triton.process for triton in tritons]
-    return {"triton": servers, "stubs": [stub for server in servers for stub in children(server)]}
-
-
-def settings_for(tritons: Sequence[Triton]) -> dict[str, str]:
-    """Return the settings, by name, of a gateway that uses these Tritons."""
-    return {"triton_endpoints": ",".join(triton.address for triton in tritons)}
-
-
 def pulled(name: str) -> Path | None:
     """Return the folder of a model in the model repository of the settings; None if it has not been pulled."""
     repository = Path(environment.load().model_repository)
@@ -115,6 +102,6 @@ def fixture_triton(names: Collection[str]) -> Iterator[Triton]:
             if not write_variants(name, Path(folder)):
                 if (model := pulled(name)) is None:
                     raise ContestantError(f"{name} has not been pulled; run: ./just pull {name}")
-                copy_model(model, Path(folder))
+                link_model(model, Path(folder))
         with embedded_triton(Path(folder), next(iter(names))) as triton:
             yield triton

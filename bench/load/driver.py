@@ -5,7 +5,6 @@ prebuilt, and only status, length and Server-Timing of a response are parsed, ex
 """
 
 import asyncio
-import math
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from random import uniform
@@ -21,7 +20,9 @@ from bench.load.tally import Tally
 from bench.load.target import Target, local_target
 
 PATIENCE_SECONDS = 30.0
-"""Maximum time to wait for a response."""
+"""Maximum time to wait for a response; longer than the gateway's deadline."""
+OPEN_CONNECTIONS = 256
+"""Maximum number of requests in progress at a constant rate."""
 BUSY_SHARE = 0.8
 """Share of a core above which the load driver may limit the throughput."""
 
@@ -45,21 +46,28 @@ def run(load: Coroutine[Any, Any, Outcome]) -> Outcome:
 class Driver:
     """One run: its parameters and results so far."""
 
-    limit = sys.maxsize
-    """Maximum number of requests."""
-    is_polite = False
-    """Whether a client waits for the time in Retry-After, and up to a tenth more, so that they do not retry together."""
     counts_unfinished = True
     """Whether requests in progress at the end are errors."""
     bytes_per_second = 0
     """Speed of each upload; 0 for no limit."""
 
     def __init__(
-        self, url: str | Target, samples: Sequence[Sample], seconds: float, patience: float, *, times_abandoned: bool = True
+        self,
+        url: str | Target,
+        samples: Sequence[Sample],
+        seconds: float,
+        *,
+        patience: float = PATIENCE_SECONDS,
+        progress: Progress | None = None,
     ) -> None:
-        """Prepare to send `samples` in turn for `seconds`, and to wait up to `patience` for each response.
+        """Prepare to send `samples` in turn for `seconds`.
 
-        With `times_abandoned`, the latency includes requests without a response, after the whole patience.
+        Args:
+            url: URL to post to, on this machine; or another target.
+            samples: Images, sent in turn.
+            seconds: Duration of sending.
+            patience: Seconds to wait for a response. The latency includes requests without a response in this time.
+            progress: Called regularly.
 
         Raises:
             ValueError: A URL is not on this machine, or there are no samples.
@@ -69,8 +77,9 @@ class Driver:
         self._target = url if isinstance(url, Target) else local_target(url)
         self._seconds = seconds
         self._patience = patience
+        self._progress = progress
         self._messages = [encode_request(self._target, sample.body) for sample in samples]
-        self._tally = Tally([sample.expected for sample in samples], patience if times_abandoned else math.inf, seconds)
+        self._tally = Tally([sample.expected for sample in samples], patience, seconds)
         self._connections: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
         """Idle connections, the most recently used one last."""
@@ -79,30 +88,38 @@ class Driver:
         self._issued = 0
         self._started = 0.0
 
-    async def closed(self, clients: int, progress: Progress | None = None, spread_seconds: float = 0.0) -> Outcome:
-        """Let each of so many clients send its next request after the response to the previous one.
+    async def closed(
+        self, clients: int, *, requests: int | None = None, is_polite: bool = False, spread_seconds: float = 0.0
+    ) -> Outcome:
+        """Let each of so many clients send its next request as soon as it has the response to the previous one.
 
-        They begin within `spread_seconds`.
+        Args:
+            clients: Number of connections.
+            requests: Maximum number of requests; None for no limit.
+            is_polite: Whether a client waits for the time in Retry-After, and up to a tenth more: they must not retry together.
+            spread_seconds: Time within which the clients begin.
 
         Raises:
             OSError: The server does not accept connections.
         """
+        limit = sys.maxsize if requests is None else requests
 
         async def send() -> None:
-            await asyncio.gather(*(self._client(place * spread_seconds / clients) for place in range(clients)))
+            pauses = (place * spread_seconds / clients for place in range(clients))
+            await asyncio.gather(*(self._client(pause, limit, is_polite=is_polite) for pause in pauses))
 
-        return await self._measure(clients, send(), progress)
+        return await self._measure(clients, send())
 
-    async def constant(self, rate: float, width: int, progress: Progress | None = None, *, drops: bool = False) -> Outcome:
-        """Send `rate` requests per second over at most `width` connections, independent of the server's speed.
+    async def constant(self, rate: float, connections: int = OPEN_CONNECTIONS) -> Outcome:
+        """Send `rate` requests per second, independent of the server's speed; connections are opened when they are needed.
 
-        Latency counts from the time when a request was due. What is due while all connections are in use waits for one or, with
-        `drops`, is dropped and counted; then connections are opened when they are needed. Errors as for `closed`.
+        Latency counts from when a request was due, not from when a connection was free: a server that stalls delays all that were
+        due meanwhile. The event loop's timers have a resolution of a millisecond. Errors as for `closed`.
         """
-        return await self._measure(1 if drops else width, self._schedule(rate, width, drops=drops), progress)
+        return await self._measure(1, self._schedule(rate, connections))
 
-    async def _measure(self, opened: int, work: Coroutine[Any, Any, None], progress: Progress | None) -> Outcome:
-        tick = _TICK_SECONDS if progress else None
+    async def _measure(self, opened: int, work: Coroutine[Any, Any, None]) -> Outcome:
+        tick = _TICK_SECONDS if self._progress else None
         sending: asyncio.Task[None] | None = None
         try:
             await self._open(opened)
@@ -111,8 +128,8 @@ class Driver:
             end = self._started + self._seconds + (self._patience if self.counts_unfinished else 0)
             sending = asyncio.ensure_future(work)
             while not sending.done() and (left := end - perf_counter()) > 0:
-                if progress:
-                    progress(perf_counter() - self._started, self._tally.ended)
+                if self._progress:
+                    self._progress(perf_counter() - self._started, self._tally.ended)
                 await asyncio.wait([sending], timeout=min(left, tick or left))
             elapsed = perf_counter() - self._started
             cpu = (thread_time() - cpu) / elapsed
@@ -124,35 +141,32 @@ class Driver:
         await asyncio.gather(sending, return_exceptions=True)
         for since in self._pending.values() if self.counts_unfinished else ():
             self._tally.gave_up(since)
-        if progress:
-            progress(elapsed, self._tally.ended)
+        if self._progress:
+            self._progress(elapsed, self._tally.ended)
         return self._tally.outcome(cpu)
 
-    async def _client(self, pause: float) -> None:
+    async def _client(self, pause: float, limit: int, *, is_polite: bool) -> None:
         """Send requests until the time or the number of requests is over."""
         await asyncio.sleep(pause)
-        while self._issued < self.limit and (now := perf_counter()) - self._started < self._seconds:
+        while self._issued < limit and (now := perf_counter()) - self._started < self._seconds:
             number, self._issued = self._issued, self._issued + 1
             self._pending[number] = now
             response = await self._request(number, now)
             if response is None:
                 await asyncio.sleep(_RECONNECT_SECONDS)
-            elif self.is_polite and response.retry_after:
+            elif is_polite and response.retry_after:
                 left = self._started + self._seconds - perf_counter()
                 await asyncio.sleep(min(left, response.retry_after * uniform(1, 1 + _JITTER)))  # noqa: S311 - not a secret
 
-    async def _schedule(self, rate: float, width: int, *, drops: bool) -> None:
+    async def _schedule(self, rate: float, connections: int) -> None:
         """Start each request when it is due, and wait for all."""
-        room, tasks = asyncio.Semaphore(width), set[asyncio.Task[None]]()
+        room, tasks = asyncio.Semaphore(connections), set[asyncio.Task[None]]()
         try:
             for number in range(max(1, round(rate * self._seconds))):
                 due = self._started + number / rate
                 if (left := due - perf_counter()) > 0:
                     await asyncio.sleep(left)
                 self._tally.due(perf_counter() - due)
-                if drops and room.locked():
-                    self._tally.dropped()
-                    continue
                 self._pending[number] = due
                 tasks.add(task := asyncio.ensure_future(self._scheduled(number, due, room)))
                 task.add_done_callback(tasks.discard)

@@ -71,10 +71,8 @@ def large_sample() -> Sample:
 
 def progressive(jpeg: bytes) -> bytes:
     """Encode a JPEG again as a progressive one."""
-    file = BytesIO()
     with Image.open(BytesIO(jpeg)) as image:
-        image.save(file, "JPEG", quality=90, progressive=True)
-    return file.getvalue()
+        return _encode_jpeg(image, 90, progressive=True)
 
 
 def noise(kind: str, shape: tuple[int, ...]) -> bytes:
@@ -123,7 +121,7 @@ def _shrink(body: bytes, side: int) -> bytes:
     return _encode_jpeg(smaller, 90)
 
 
-def _encode_jpeg(image: Image.Image, quality: int) -> bytes:
+def _encode_jpeg(image: Image.Image, quality: int, *, progressive: bool = False) -> bytes:
     file = BytesIO()
-    image.save(file, "JPEG", quality=quality)
+    image.save(file, "JPEG", quality=quality, progressive=progressive)
     return file.getvalue()

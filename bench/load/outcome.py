@@ -18,8 +18,7 @@ class Outcome(msgspec.Struct, dict=True):
     """Time from the first request to the last response."""
     requests: int
     statuses: dict[str, int]
-    """Number of requests by result: an HTTP status, `wrong` (200 with a wrong result), `error` (no response) or
-    `dropped` (not sent, because all connections were in use)."""
+    """Number of requests by result: an HTTP status, `wrong` (200 with a wrong result) or `error` (no response)."""
     latency: str
     """Latency of correct responses and abandoned requests: an encoded HdrHistogram of microseconds."""
     stages: dict[str, float]

@@ -1,6 +1,5 @@
 """Counts the responses of one run."""
 
-import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -60,7 +59,7 @@ class Tally:
     some of the later ones.
     """
 
-    def __init__(self, expected: Sequence[frozenset[str] | None], patience: float, seconds: float = math.inf) -> None:
+    def __init__(self, expected: Sequence[frozenset[str] | None], patience: float, seconds: float) -> None:
         """Prepare to count.
 
         Args:
@@ -94,7 +93,7 @@ class Tally:
         self._delays.append(delay)
 
     def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
-        """Count a response. Arguments as for `Driver.answered`."""
+        """Count the response to the request with this number, whose latency began at `since`."""
         count = len(self._expected)
         is_read = number < count or not number % CHECK_EVERY
         expected = self._expected[number % count]
@@ -118,14 +117,6 @@ class Tally:
         self._count("error")
         if self._last - since > self._patience:
             self._latency.append(self._last - since)
-
-    def refused(self) -> None:
-        """Count a request that could not be sent."""
-        self._count("error")
-
-    def dropped(self) -> None:
-        """Count a request for which no connection was free."""
-        self._count("dropped")
 
     def outcome(self, driver_cpu: float) -> Outcome:
         """Summarize the run."""

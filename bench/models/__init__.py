@@ -1,1 +1,1 @@
-"""Models for measurements: a Triton config for each, and one shared implementation."""
+"""Models for measurements: their configs, and an implementation of detectors and one of vectors."""

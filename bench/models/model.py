@@ -1,4 +1,4 @@
-"""The implementation of all fixtures: waits, and then returns the number of objects in its config.
+"""The implementation of all fixtures: waits, and then returns nothing, or objects with masks if its config has them.
 
 It runs inside the embedded Triton; during a measurement, each config has a copy of it.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
-_ROWS = 300
+_ROWS, _OBJECTS = 300, 30
 
 # Triton 2.51 decodes BYTES tensors before a model asks for them. With numpy 2 it passes this function a corrupt array; decoding it
 # crashes the process. The fixtures do not use their input.
@@ -30,22 +30,19 @@ class TritonPythonModel:
     """One instance of a fixture; interface of Triton's Python backend."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the waiting time and the objects to return."""
-        parameters = json.loads(args["model_config"])["parameters"]
+        """Read the waiting time, and whether to return objects with masks."""
+        config = json.loads(args["model_config"])
+        parameters = config["parameters"]
         self._per_batch = float(parameters["wait_milliseconds"]["string_value"]) / 1e3
         self._per_image = float(parameters["wait_milliseconds_per_image"]["string_value"]) / 1e3
-        objects = int(parameters.get("objects", {"string_value": "0"})["string_value"])
         self._found = {
-            "num_dets": np.full((1, 1), objects, np.int32),
+            "num_dets": np.zeros((1, 1), np.int32),
             "det_boxes": np.zeros((1, _ROWS, 4), np.float32),
             "det_scores": np.zeros((1, _ROWS), np.float32),
             "det_classes": np.zeros((1, _ROWS), np.int32),
         }
-        # Side by side near the centre, which every letterboxed image covers.
-        self._found["det_boxes"][0, :objects] = [(220 + 20 * row, 300, 236 + 20 * row, 340) for row in range(objects)] or 0
-        self._found["det_scores"][0, :objects] = np.linspace(0.9, 0.5, objects)
-        if any(output["name"] == "det_masks" for output in json.loads(args["model_config"])["output"]):
-            self._found |= _masks(self._found["det_boxes"])
+        if any(output["name"] == "det_masks" for output in config["output"]):
+            _add_masks(self._found)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Return results for a batch of requests with one or more images each, without reading the images."""
@@ -58,18 +55,20 @@ class TritonPythonModel:
         return [_to_triton(name, np.repeat(array, images, axis=0)) for name, array in self._found.items()]
 
 
-def _masks(boxes: np.ndarray) -> dict[str, np.ndarray]:
-    """Lay the first 30 boxes over the middle of the input, and return their masks: ellipses with a wavy edge."""
+def _add_masks(found: dict[str, np.ndarray]) -> None:
+    """Add objects whose boxes lie over the middle of the input, with their masks: ellipses with a wavy edge."""
+    found["num_dets"][:] = _OBJECTS
+    found["det_scores"][0, :_OBJECTS] = np.linspace(0.9, 0.5, _OBJECTS)
     prototypes, coefficients = np.empty((1, 32, 160, 160), np.float16), np.zeros((1, _ROWS, 32), np.float32)
     y, x = np.mgrid[2:640:4, 2:640:4]
-    for row in range(30):
+    for row in range(_OBJECTS):
         cx, cy = 114 + 82 * (row % 6), 166 + 77 * (row // 6)
-        boxes[0, row] = cx - 114, cy - 86, cx + 114, cy + 86
+        found["det_boxes"][0, row] = cx - 114, cy - 86, cx + 114, cy + 86
         angle = np.arctan2(y - cy, x - cx)
         prototypes[0, row] = 1 + 0.1 * np.sin(9 * angle) - np.hypot((x - cx) / 114, (y - cy) / 86)
         coefficients[0, row, row] = 1
-    prototypes[0, 30:] = 0
-    return {"det_masks": coefficients, "prototypes": prototypes}
+    prototypes[0, _OBJECTS:] = 0
+    found.update(det_masks=coefficients, prototypes=prototypes)
 
 
 # With numpy 2, Triton 2.51's own conversion returns empty tensors without an error; DLPack works with any numpy. Triton adds

@@ -121,14 +121,18 @@ class Run(Measurement, kw_only=True):
     """Contestants of the same experiment and rounds that this one is compared with."""
 
     @classmethod
+    def of(cls, measured: Measurement, **about: object) -> Self:
+        """Make a run of a measurement."""
+        values = {name: getattr(measured, name) for name in Measurement.__struct_fields__ if name != "figures"}
+        return cls(**(values | about))
+
+    @classmethod
     def of_rounds(cls, rounds: Sequence[Measurement], more: dict[str, float], **about: object) -> Self:
         """Make a run of its rounds, at least one; `more` are figures beside those of the rounds."""
         middle = sorted(rounds, key=lambda one: one.outcome.rate)[len(rounds) // 2]
-        values = {name: getattr(middle, name) for name in Measurement.__struct_fields__}
-        return msgspec.structs.replace(
-            cls(**values, rounds=list(rounds), **about),  # type: ignore[arg-type]
-            figures=middle.figures | more,
-        )
+        made = cls.of(middle, rounds=list(rounds), **about)
+        made.figures |= more
+        return made
 
     def values(self, figure: str) -> list[float]:
         """Return a figure of each round, or the only one if it is not measured in rounds; empty if there is none."""

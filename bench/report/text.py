@@ -22,8 +22,8 @@ _COLUMNS = (
 _NOTES = {
     "": "times in ms; cpu: per request, of the gateway, of Triton, of the processes of its models and of the client",
     "outside": "outside: median of what is neither decoding nor Triton, as the client sees it",
-    "goodput": "p50 to max: of correct answers, from when a request was due; rejected: of 429 and 503",
-    "sent late p99": "sent late p99: 99 of 100 requests were sent or dropped within this time",
+    "goodput": "p50 to max: of correct answers and of requests given up, from when they were due; rejected: of 429 and 503",
+    "sent late p99": "sent late p99: 99 of 100 requests were sent within this time",
     "worker MiB": "MiB: memory of the largest worker; unshared: the part that no other process uses",
     "recovery": "recovery: median latency of a single client after the load, divided by that before it; a dash: no correct answer",
 }

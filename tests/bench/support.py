@@ -1,87 +1,16 @@
-"""What tests of the bench need: a server on a real socket that answers as told, and made-up measurements."""
+"""What tests of the bench share: made-up answers and measurements, and the arenas of processes."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from app.triton.shared_memory import SHM
-from bench.load.images import Sample
 from bench.load.outcome import Outcome, encode_latencies
 from bench.report.measurements import Measurement, Run, TritonUse
 
 CAT = b'{"detections":[{"class_name":"cat"},{"class_name":"person"}],"model":{"name":"yolo11n"}}'
 DOG = b'{"detections":[{"class_name":"dog"}]}'
-SAMPLE = Sample("chelsea", b"\xff\xd8image", frozenset({"cat"}))
-
-Reply = Callable[[int, bytes], Awaitable[bytes | None]]
-"""Called with the number of a request and its head and body; None closes the connection without an answer."""
-
-
-def answer(body: bytes, status: str = "200 OK", *more: str) -> bytes:
-    head = "\r\n".join([f"HTTP/1.1 {status}", f"content-length: {len(body)}", *more])
-    return head.encode() + b"\r\n\r\n" + body
-
-
-def always(response: bytes | None) -> Reply:
-    async def reply(_number: int, _request: bytes) -> bytes | None:
-        return response
-
-    return reply
-
-
-def silent(end: asyncio.Event) -> Reply:
-    """Answer nothing; close the connections at the end."""
-
-    async def reply(_number: int, _request: bytes) -> None:
-        await end.wait()
-
-    return reply
-
-
-class FakeServer:
-    """An HTTP server that counts its requests and connections."""
-
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
-        self.requests = 0
-        self.connections = 0
-        self.url = ""
-        self.stop: Callable[[], None] = lambda: None
-        """Stops listening."""
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or b"0")
-                request = head + await reader.readexactly(length)
-                self.requests += 1
-                response = await self.reply(self.requests - 1, request)
-                if response is None:
-                    break
-                writer.write(response)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-
-@asynccontextmanager
-async def serving(reply: Reply) -> AsyncIterator[FakeServer]:
-    fake = FakeServer(reply)
-    server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
-    fake.stop = server.close
-    fake.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield fake
-    finally:
-        server.close()
-        await server.wait_closed()
 
 
 def arenas_of(pids: Iterable[int]) -> list[Path]:

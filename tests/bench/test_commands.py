@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,24 +10,15 @@ import pytest
 
 from app.zoo import registry
 from bench.__main__ import main
-from bench.experiments import faces, fair, overload, server_load
-from bench.harness.environments import LOCUST, RAPIDOCR, REFERENCE
+from bench.experiments import faces, fair, server_load
+from bench.harness.environments import LOCUST, REFERENCE
 from bench.harness.lineup import lineup_of
 from bench.harness.processes import ROOT, Running
 from bench.load.images import SAMPLE_FOLDER
 from bench.report.records import load_record
 from tests.conftest import fetched
 
-_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-needs_ptrace = pytest.mark.skipif(
-    os.geteuid() != 0 and _YAMA.exists() and _YAMA.read_text(encoding="ascii") != "0\n",
-    reason="py-spy needs root, or kernel.yama.ptrace_scope = 0",
-)
 IMAGE = str(SAMPLE_FOLDER / "chelsea.jpg")
-COMMANDS = {
-    *("capacity", "quick", "full", "sustained", "sweep", "open", "limit", "locust", "profile", "tune", "compare", "report"),
-    *("versus", "overload", "fair", "stages", "search", "faces", "text", "masks"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -37,41 +27,23 @@ def gateway() -> Iterator[Running]:
         yield server
 
 
-def test_justfile_and_documentation_name_the_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    listed = set(re.findall(r"^    (\w+)\b", capsys.readouterr().out, re.MULTILINE))
-    described = re.search(
-        r"^# Measure what .*: (.*)\n.*\nbench \*args", (ROOT / "justfile").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    page = (ROOT / "docs" / "explanation" / "performance.md").read_text(encoding="utf-8").partition("## All measurements")[2]
-
-    assert listed == COMMANDS
-    assert described is not None
-    assert set(described[1].split()) == COMMANDS - {"capacity", "tune", "profile"}
-    assert {name for name in COMMANDS - {"capacity"} if not re.search(rf"\b{name}\b", page)} == set()
-
-
 @pytest.mark.parametrize(
     "mode",
     [
-        ["quick"],
         ["full", "--clients", "2", "--duration", "30"],
         ["open", "--rate", "200", "--duration", "30"],
-        ["sweep", "--duration", "0.3"],
         ["sustained", "--duration", "0.3", "--p99", "60000"],
     ],
     ids=lambda mode: mode[0],
 )
 def test_running_server_is_loaded(mode: list[str], gateway: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_load, "SWEEP", (1, 3))
     monkeypatch.setattr(server_load, "MAX_CLIENTS", 4)
     file, image = tmp_path / "out.json", tmp_path / "unlabelled.jpg"
     image.write_bytes(Path(IMAGE).read_bytes())
 
     code = main([*mode, "--url", gateway.url, "--image", str(image), "--requests", "40", "--json", str(file)])
     runs = load_record(file).runs
-    assert code == (mode[0] not in {"sweep", "sustained"} and any(run.outcome.failed for run in runs))
+    assert code == (mode[0] != "sustained" and any(run.outcome.failed for run in runs))
     assert {(run.mode, run.model) for run in runs} == {(mode[0], "null")}
     for run in runs:
         assert {*run.outcome.statuses} <= {"200", "429"}  # on a busy machine the gateway is full
@@ -106,33 +78,16 @@ def test_contest_with_another_checkout_is_compared_and_drawn(tmp_path: Path, cap
 def test_reference_is_measured_beside_nereid(capsys: pytest.CaptureFixture[str]) -> None:
     only = ["--only", "reference", "reference_uint8", "nereid_shm"]
 
-    assert main(["versus", "--rounds", "1", "--seconds", "0.3", *only, "--contests", "one", "photo"]) == 0
+    assert main(["versus", "--rounds", "1", "--seconds", "0.3", *only, "--contests", "load", "photo"]) == 0
     assert capsys.readouterr().out.count("nereid_shm / reference_uint8: throughput ") == 2
 
 
-@pytest.mark.parametrize(
-    ("command", "ratios"),
-    [
-        (["limit", "--rounds", "1", "--seconds", "0.3"], ["nereid_shm / decode alone", "nereid_file / http_and_triton"]),
-        (["masks", "--rounds", "1", "--seconds", "0.3"], ["polygon / none", "rle / none", "png / none"]),
-        (["versus", "--rounds", "1", "--seconds", "0.3", "--contests", "batching"], ["nereid_file / batch1"]),
-        (["search", "--vectors", "2000", "--rounds", "1", "--seconds", "0.3"], ["search / vector alone"]),
-        (["stages", "--rounds", "1", "--seconds", "0.2"], []),
-    ],
-    ids=["limit", "masks", "batching", "search", "stages"],
-)
-def test_experiment_prints_its_ratios(command: list[str], ratios: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command) == 0
+def test_experiment_prints_its_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["limit", "--rounds", "1", "--seconds", "0.3"]) == 0
     printed = capsys.readouterr().out
 
-    for ratio in ratios:
+    for ratio in ("nereid_shm / decode alone", "nereid_file / http_and_triton"):
         assert f"  {ratio}: throughput " in printed
-    if command[0] == "stages":
-        assert re.search(r"^  opencv \d\.\d\d x \(", printed, re.MULTILINE)
-    if command[0] == "search":
-        recalls = re.findall(r"^(?:a tenth|all|a filter|a tenant).*  +[\d,]+  +([01]\.\d{3}) ", printed, re.MULTILINE)
-        assert len(recalls) == 6
-        assert all(float(recall) > 0.9 for recall in recalls)
 
 
 def test_capacity_comes_without_a_name_and_ends_with_the_limit(
@@ -151,22 +106,6 @@ def test_capacity_comes_without_a_name_and_ends_with_the_limit(
     assert "./just bench --help lists all experiments" in capsys.readouterr().out
 
 
-def test_overload_is_measured_beside_the_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overload, "PEAK_CLIENTS", (1, 4))
-    for name in ("RECOVERY_SECONDS", "WATCH_SECONDS", "PROBE_SECONDS"):
-        monkeypatch.setattr(overload, name, 0.3)
-    file = tmp_path / "out.json"
-
-    assert main(["overload", "--phases", "open_3", "polite", "--seconds", "0.6", "--workers", "1", "--json", str(file)]) == 0
-    peak, burst, crowd = load_record(file).runs
-    assert [run.load for run in (peak, burst, crowd)] == ["peak", "open_3", "polite"]
-    assert burst.rate == round(3 * peak.outcome.goodput, 1)
-    assert crowd.clients == 512
-    assert burst.overload is not None
-    assert burst.overload.before_ms
-    assert len(burst.overload.memory[0].seconds) > 1
-
-
 def test_callers_beside_a_flood_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(fair, "_LEAD_SECONDS", 0.5)
     monkeypatch.setattr(fair, "_WARM_UP_SECONDS", 0.5)
@@ -177,34 +116,18 @@ def test_callers_beside_a_flood_are_measured(monkeypatch: pytest.MonkeyPatch, ca
     assert "'200': " in lines[4]
     assert re.fullmatch(r"unauthorized: A \{'401': \d+\}; B 200: 2", lines[5])
 
-    assert main(["fair", "--callers", "3", "--seconds", "1", "--workers", "1"]) == 0
-    assert capsys.readouterr().out.startswith("3 callers, ")
 
-
-@needs_ptrace
-def test_worker_is_recorded_under_load_and_while_requests_are_slow(
-    gateway: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, slow = tmp_path / "out.svg", tmp_path / "slow.svg"
+@pytest.mark.skipif(os.geteuid() != 0, reason="py-spy needs root, or kernel.yama.ptrace_scope = 0")
+def test_worker_is_recorded_under_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.svg"
     assert main(["profile", "1", str(out)]) == 0
     assert capsys.readouterr().out.startswith(f"{out}: one of 2 workers of nereid_shm, ")
     assert "<svg" in out.read_text()
 
-    at = ["--url", gateway.url]
-    assert main(["profile", "1", str(slow), *at, "--slow", "20000"]) == 1
-    assert capsys.readouterr().err == "no request took over 20000 ms within 1 s\n"
-    load = [sys.executable, "-m", "bench", "full", *at, "--clients", "4", "--duration", "60", "--image", IMAGE]
-    with subprocess.Popen(load, cwd=ROOT, stdout=subprocess.DEVNULL) as caller:
-        try:
-            assert main(["profile", "30", str(slow), *at, "--slow", "5"]) == 0
-        finally:
-            caller.kill()
-    assert re.fullmatch(rf"{slow}: 5 s of worker \d+; meanwhile \d+ requests .*\n", capsys.readouterr().out)
-
 
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
 def test_locust_sends_its_tasks(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["locust", "--url", gateway.url, "--seconds", "1", "--images", IMAGE, "--tasks", "detect"]) == 0
+    assert main(["locust", "--url", gateway.url, "--seconds", "1", "--image", IMAGE, "--tasks", "detect"]) == 0
     assert re.search(r"^/detect .* 0 of \d+$", capsys.readouterr().out, re.MULTILINE)
 
 
@@ -215,10 +138,3 @@ def test_faces_are_compared_with_the_network_alone(monkeypatch: pytest.MonkeyPat
 
     assert main(["faces", str(SAMPLE_FOLDER)]) == 0
     assert re.search(r"differ by at most 0\.00\d\d px from the network alone", capsys.readouterr().out)
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(not RAPIDOCR.is_installed(), reason=RAPIDOCR.missing)
-def test_gateway_without_models_for_text_is_one_line(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["text", "--url", gateway.url]) == 1
-    assert "it needs the models of ./just pull ocr" in capsys.readouterr().err

@@ -18,8 +18,8 @@ from app.settings.schema import PREFIX
 from bench.harness.ports import find_free
 from bench.harness.processes import Running, running
 from bench.harness.triton import link_installation
+from bench.load.driver import Driver
 from bench.load.images import unlabelled_samples
-from bench.load.overload import drive_arrivals, drive_crowd
 from bench.models.repository import write_fixture
 from tests.deploy.needs import DASHBOARD, load
 from tests.processes import no_process_left
@@ -53,7 +53,7 @@ async def exercise(service: Running) -> None:
 
     async def crowd() -> None:
         await asyncio.sleep(SECONDS / 6)
-        await drive_crowd(f"{service.url}/predict/{SLOW_MODEL}", samples, clients=150, seconds=SECONDS / 4, is_polite=True)
+        await Driver(f"{service.url}/predict/{SLOW_MODEL}", samples, SECONDS / 4).closed(150, is_polite=True)
 
     async def kill() -> None:
         await asyncio.sleep(SECONDS / 2)
@@ -70,7 +70,7 @@ async def exercise(service: Running) -> None:
                     await asyncio.sleep(0.25)
 
     odd = asyncio.create_task(ask_oddly())
-    await asyncio.gather(drive_arrivals(f"{service.url}/detect", samples, rate=40, seconds=SECONDS), crowd(), kill())
+    await asyncio.gather(Driver(f"{service.url}/detect", samples, SECONDS).constant(40), crowd(), kill())
     odd.cancel()
     await asyncio.gather(odd, return_exceptions=True)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from bench.harness.triton import Triton
-from bench.load.closed_loop import drive_closed_loop
+from bench.load.driver import Driver
 from bench.load.images import unlabelled_samples
 from bench.load.outcome import Outcome, merge_histograms
 from tests.api.conftest import write_keys
@@ -91,7 +91,7 @@ async def besieged(url: str, clients: Sequence[SlowClient]) -> AsyncIterator[Non
 
 async def drive(url: str, seconds: float) -> Outcome:
     """Send normal traffic: 8 clients in a closed loop."""
-    outcome = await drive_closed_loop(f"{url}/detect", unlabelled_samples(), clients=8, seconds=seconds)
+    outcome = await Driver(f"{url}/detect", unlabelled_samples(), seconds).closed(8)
     assert set(outcome.statuses) == {"200"}
     return outcome
 

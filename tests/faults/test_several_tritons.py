@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.embedded.server import EmbeddedTriton
-from bench.harness.triton import Triton, embedded_tritons, settings_for
+from bench.harness.triton import Triton, embedded_triton
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import ask, encode
 from tests.faults.serving import count_images, gateway_to, stopped
@@ -24,8 +24,12 @@ _REQUESTS = 500
 
 @pytest.fixture
 def tritons(fault_repository: Path) -> Iterator[list[Triton]]:
-    with embedded_tritons(fault_repository, "checksum", 2) as tritons:
-        yield tritons
+    with embedded_triton(fault_repository, "checksum") as one, embedded_triton(fault_repository, "checksum") as other:
+        yield [one, other]
+
+
+def _addresses(tritons: list[Triton]) -> str:
+    return ",".join(triton.address for triton in tritons)
 
 
 async def until_share(tritons: list[Triton], place: int) -> float:
@@ -61,7 +65,7 @@ def successor(triton: Triton) -> Iterator[EmbeddedTriton]:
 @pytest.mark.system
 async def test_killed_triton_costs_no_caller_an_answer(tritons: list[Triton], tmp_path: Path, record_figure: RecordFigure) -> None:
     first, second = tritons
-    with gateway_to(first, tmp_path, **settings_for(tritons)) as gateway, successor(first) as again:
+    with gateway_to(first, tmp_path, triton_endpoints=_addresses(tritons)) as gateway, successor(first) as again:
         async with traffic(gateway.url) as counted:
             await counted.until(_REQUESTS)
             first.process.kill()
@@ -86,7 +90,7 @@ async def test_killed_triton_costs_no_caller_an_answer(tritons: list[Triton], tm
 async def test_hung_triton_costs_a_client_one_deadline_at_most(
     tritons: list[Triton], tmp_path: Path, record_figure: RecordFigure
 ) -> None:
-    with gateway_to(tritons[0], tmp_path, **settings_for(tritons)) as gateway:
+    with gateway_to(tritons[0], tmp_path, triton_endpoints=_addresses(tritons)) as gateway:
         async with traffic(gateway.url) as counted:
             await counted.until(_REQUESTS)
             async with stopped(tritons[0].process):

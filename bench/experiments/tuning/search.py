@@ -94,25 +94,13 @@ def search(start: Variant, first: Trial, step: Step, measure: Callable[[Variant]
     return {variant: trial for variant, trial in tried.items() if trial is not None}
 
 
-def pareto_front(points: Mapping[Variant, Figures]) -> list[Variant]:
-    """Return the points for which no other has more throughput and a lower p99, by descending throughput."""
-    front: list[Variant] = []
-    lowest = _NEVER
-    for name, point in sorted(points.items(), key=lambda item: (-item[1].throughput, item[1].p99)):
-        if point.p99 < lowest:
-            front.append(name)
-            lowest = point.p99
-    return front
-
-
 def finalists(tried: Mapping[Variant, Trial], present: Variant, trials: int) -> list[Variant]:
-    """Return the current variant and the best others, first those on the Pareto front, as far as there is time for `trials`.
+    """Return the current variant and the best others, as far as there is time for `trials`.
 
     At least one other variant is returned, if there is one.
     """
-    found = {variant: figures([trial]) for variant, trial in tried.items()}
-    front = pareto_front(found)
-    others = sorted(found.keys() - {present}, key=lambda variant: (variant in front, found[variant].score), reverse=True)
+    scores = {variant: figures([trial]).score for variant, trial in tried.items()}
+    others = sorted(scores.keys() - {present}, key=scores.__getitem__, reverse=True)
     return [present, *others][: min(max(trials // MIN_ROUNDS, 2), _MAX_VARIANTS)]
 
 

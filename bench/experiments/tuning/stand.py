@@ -8,12 +8,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
+from google.protobuf import text_format
+from google.protobuf.json_format import ParseDict
+from tritonclient.grpc import model_config_pb2
 
 from app.host.program import CommandError
 from app.settings.schema import Settings
 from app.triton.config_file import read_config_file
 from app.triton.repository import config_path, loadable_models
-from bench.experiments.tuning import config_text
 from bench.experiments.tuning.search import TOLERATED, Trial
 from bench.experiments.tuning.variant import Variant, write_variant
 from bench.harness.errors import ContestantError
@@ -21,13 +23,11 @@ from bench.harness.model_control import ModelControl
 from bench.harness.ports import find_free
 from bench.harness.processes import running, variables
 from bench.harness.triton import embedded_triton
-from bench.load.closed_loop import drive_closed_loop
-from bench.load.driver import PATIENCE_SECONDS, run
+from bench.load.driver import PATIENCE_SECONDS, Driver, run
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
-from bench.load.overload import drive_open_loop
 from bench.load.tally import REJECTIONS
-from bench.models.repository import write_model
+from bench.models.repository import link_model
 
 SHARE = 0.7
 """The fixed rate, as a share of the current variant's capacity."""
@@ -92,7 +92,8 @@ def _embedded_host(repository: Path, model: str, stack: ExitStack) -> Host:
     def start(variant: Variant) -> Settings:
         triton.close()
         folder = Path(triton.enter_context(TemporaryDirectory(prefix="nereid-bench-")))
-        write_model(repository / model, folder, {file: config_text.edit(file, variant)})
+        written = ParseDict(write_variant(config, variant), model_config_pb2.ModelConfig())
+        link_model(repository / model, folder, {file: text_format.MessageToString(written)})
         try:
             return triton.enter_context(embedded_triton(folder, model)).settings
         except CommandError as error:
@@ -128,10 +129,10 @@ class Stand:
             rate = rate or throughput * SHARE
             if throughput <= rate:
                 return Trial(throughput, rate, None)
-            return Trial(throughput, rate, run(drive_open_loop(url, self._samples, rate=rate, seconds=self._seconds)))
+            return Trial(throughput, rate, run(Driver(url, self._samples, self._seconds).constant(rate)))
 
     def _ask_again(self, url: str, clients: int, seconds: float) -> Outcome:
-        outcome = run(drive_closed_loop(url, self._samples, clients=clients, seconds=seconds))
+        outcome = run(Driver(url, self._samples, seconds).closed(clients))
         failed = sum(count for status, count in outcome.statuses.items() if status not in {"200", *REJECTIONS})
         if not outcome.correct or failed > TOLERATED * outcome.correct:
             answers = ", ".join(f"{count} x {status}" for status, count in outcome.statuses.items())

@@ -70,12 +70,6 @@ def read_variant(config: Mapping[str, Any], *, has_threads: bool, calls: int | N
     )
 
 
-def changes(old: Variant, new: Variant) -> dict[Dimension, int]:
-    """Return the changed dimensions of another variant, with their new values."""
-    values: dict[Dimension, int | None] = {dimension: getattr(new, dimension) for dimension in DIMENSIONS}
-    return {dimension: value for dimension, value in values.items() if value is not None and value != getattr(old, dimension)}
-
-
 def write_variant(config: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
     """Return a model's Triton config, changed to a variant.
 
@@ -83,7 +77,8 @@ def write_variant(config: Mapping[str, Any], variant: Variant) -> dict[str, Any]
     """
     old = read_variant(config, has_threads=True, calls=None)
     written: dict[str, Any] = copy.deepcopy(dict(config))
-    wanted = changes(old, variant)
+    values = {dimension: getattr(variant, dimension) for dimension in DIMENSIONS}
+    wanted = {name: value for name, value in values.items() if value is not None and value != getattr(old, name)}
     if "instances" in wanted:
         written.setdefault("instance_group", [{}])[0]["count"] = wanted["instances"]
     if "threads" in wanted:

@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
-import msgspec
 import pytest
 from PIL import Image
 from playwright.async_api import Browser, Page, expect
@@ -120,34 +119,10 @@ async def test_an_image_gets_its_boxes(
     await expect(page.get_by_role("status")).to_contain_text("2 objects · ")
     await expect(page.get_by_role("status")).to_contain_text("800 \u00d7 400 pixels · six_columns")
     await expect(page.get_by_role("img", name="Objects: red")).to_be_visible()
-    stages = await page.locator("#stages > div").evaluate_all("(rows) => rows.map((row) => row.className)")
-    assert stages == ["read", "model", "queue", "decode", "batch", "infer", "post", "outside", "total"]
-
-
-async def test_the_boxes_of_a_photo_that_is_stored_turned_are_upright(page: Page, gateway: RunningGateway) -> None:
-    """The browser and the gateway both apply the EXIF orientation."""
-    turned = enlarged_scene(orientation=TURNED)
-    answer = await ask(gateway, turned)
-    await choose(page, turned)
-
-    assert answer["image"] == {"width": 800, "height": 400}
-    await check_canvas(page, answer)
-
-
-async def test_a_format_that_the_browser_does_not_know_gets_its_boxes_too(page: Page, gateway: RunningGateway) -> None:
-    answer = await ask(gateway, SCENE)
-    await page.route("**/detect*", lambda route: route.fulfill(body=msgspec.json.encode(answer), content_type="application/json"))
-    async with page.expect_file_chooser() as chooser:
-        await page.get_by_role("button", name="Choose image").click()
-    await (await chooser.value).set_files({"name": "scene.xyz", "mimeType": "image/xyz", "buffer": b"unknown"})
-
-    await expect(page.get_by_text("This browser cannot show this format.")).to_be_visible()
-    for seen in await page.evaluate(EDGES, [answer["detections"], answer["image"]]):
-        assert [edge[3] for edge in seen["edges"]] == [255] * 4
 
 
 async def test_a_large_photo_may_be_sent_smaller(page: Page, gateway: RunningGateway) -> None:
-    """As an upright copy of 1280 pixels; its boxes are drawn on the photo itself, where they are without it."""
+    """It is stored turned: browser and gateway both apply its orientation. The boxes are drawn on the photo itself."""
     photo = enlarged_scene(orientation=TURNED, times=16)
     whole = await ask(gateway, photo)
     await choose(page, photo)
@@ -166,54 +141,39 @@ async def test_a_large_photo_may_be_sent_smaller(page: Page, gateway: RunningGat
     await check_canvas(page, small)
 
 
-async def test_a_higher_confidence_needs_no_other_request(page: Page) -> None:
+async def test_confidence_overlap_and_classes_are_chosen_and_only_the_overlap_needs_another_request(
+    page: Page, gateway: RunningGateway
+) -> None:
     """The answer contains all detections above the lowest confidence."""
-    asked = requests_of(page)
+    asked: list[dict[str, list[str]]] = []
+    page.on("request", lambda request: asked.append(parse_qs(urlsplit(request.url).query)) if "/detect?" in request.url else None)
+    answer = await ask(gateway, SCENE)
     await choose(page, SCENE)
     await expect(page.locator("#detections li")).to_have_count(2)
     scores = [float(text.removesuffix(" %")) / 100 for text in await page.locator("#detections .score").all_inner_texts()]
-    between = (scores[0] + scores[1]) / 2
-    await page.locator("#confidence").fill(f"{between:.2f}")
-
-    assert scores[0] - scores[1] > 0.02
+    between = f"{(scores[0] + scores[1]) / 2:.2f}"
+    await page.locator("#confidence").fill(between)
     await expect(page.locator("#detections li")).to_have_count(1)
-    await expect(page.locator("#confidence-value")).to_have_text(f"{between:.2f}")
-    await expect(page.get_by_role("status")).to_contain_text("1 object · ")
-    await expect(page.locator("#code")).to_contain_text(f"confidence={float(f'{between:.2f}'):g}")
-    assert [query["confidence"] for query in asked] == [["0.05"]]
+    await expect(page.locator("#confidence-value")).to_have_text(between)
+    await expect(page.locator("#code")).to_contain_text(f"confidence={float(between):g}")
+    await page.locator("#confidence").fill("0.05")
 
-
-async def test_the_overlap_is_asked_for_once_it_is_chosen(page: Page) -> None:
-    asked = requests_of(page)
-    await choose(page, SCENE)
-    await expect(page.locator("#detections li")).to_have_count(2)
-    slider = page.get_by_label("Overlap (IoU), at most")
-    await slider.focus()
-    async with page.expect_response("**/detect*"):
-        for _ in range(4):
-            await page.keyboard.press("ArrowLeft")
-    await expect(page.locator("#iou-value")).to_have_text("0.50")
-    async with page.expect_response("**/detect*"):
-        await page.get_by_role("button", name="Use the model's own").click()
-
-    await expect(page.locator("#detections li")).to_have_count(2)
-    assert [query.get("iou") for query in asked] == [None, ["0.5"], None]
-    await expect(slider).to_be_focused()
-
-
-async def test_classes_can_be_left_out(page: Page, gateway: RunningGateway) -> None:
-    answer = await ask(gateway, SCENE)
-    await choose(page, SCENE)
     red = page.get_by_role("group", name="Classes to show").get_by_role("button", name="red")
     await red.click()
     await expect(red).to_have_attribute("aria-pressed", "false")
     seen = await page.evaluate(EDGES, [answer["detections"], answer["image"]])
-
     assert await shown(page) == ["blue"]
     assert [edge[3] for edge in seen[0]["edges"]] == [TRANSPARENT] * 4
-    await expect(page.locator("#code")).to_contain_text("max_detections=300&model=six_columns&classes=1")
     await red.click()
     await check_canvas(page, answer)
+
+    assert [query["confidence"] for query in asked] == [["0.05"]]
+    await page.get_by_label("Overlap (IoU), at most").focus()
+    async with page.expect_response("**/detect*"):
+        for _ in range(4):
+            await page.keyboard.press("ArrowLeft")
+    await expect(page.locator("#iou-value")).to_have_text("0.50")
+    assert [query.get("iou") for query in asked] == [None, ["0.5"]]
 
 
 async def test_another_model_can_be_chosen(page: Page, gateway: RunningGateway) -> None:
@@ -288,21 +248,11 @@ async def test_a_sample_can_be_tried_without_a_mouse(browser: Browser, gateway: 
         await page.keyboard.press("End")
         await expect(page.locator("#detections li")).to_have_count(0)
         await expect(page.get_by_text("No objects with this confidence.")).to_be_visible()
-        await page.keyboard.press("Home")
-        await expect(page.locator("#detections li")).not_to_have_count(0)
-        row = page.locator("#detections button").first
-        await row.focus()
-        await page.keyboard.press("Enter")
-        await expect(row).to_have_attribute("aria-pressed", "true")
-        await expect(row).to_be_focused()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_page_fits_a_phone_without_scrolling_sideways(browser: Browser, gateway: RunningGateway, scheme: str) -> None:
+async def test_page_fits_a_phone_without_scrolling_sideways(browser: Browser, gateway: RunningGateway) -> None:
     size = {"width": 360, "height": 740}
-    async with opened(
-        browser, gateway.url, viewport=size, device_scale_factor=3, has_touch=True, is_mobile=True, color_scheme=scheme
-    ) as page:
+    async with opened(browser, gateway.url, viewport=size, device_scale_factor=3, has_touch=True, is_mobile=True) as page:
         answer = await ask(gateway, SCENE)
         await choose(page, SCENE)
         await check_canvas(page, answer)
@@ -311,21 +261,14 @@ async def test_page_fits_a_phone_without_scrolling_sideways(browser: Browser, ga
         async with page.expect_file_chooser() as chooser:
             await page.get_by_role("button", name="Take picture").tap()
         assert await (await chooser.value).element.get_attribute("capture") == "environment"
-        for box in [await button.bounding_box() for button in await page.get_by_role("button").all()]:
-            assert box is not None
-            assert min(box["width"], box["height"]) >= 32
 
 
 async def test_an_error_is_told_in_words(browser: Browser, gateway: RunningGateway) -> None:
     async with opened(browser, gateway.url, "415") as page:
         await choose(page, b"no image")
-        alert = page.get_by_role("alert")
-        await expect(alert).to_contain_text("The image format is not supported")
-        await expect(alert).to_contain_text("415 · unsupported_format · request ")
-        await expect(page.get_by_role("button", name="Try again")).to_be_hidden()
+        await expect(page.get_by_role("alert")).to_contain_text("415 · unsupported_format · request ")
         await choose(page, SCENE)
-        await expect(alert).to_be_hidden()
-        await expect(page.locator("#detections li")).to_have_count(2)
+        await expect(page.get_by_role("alert")).to_be_hidden()
 
 
 async def test_failed_request_can_be_tried_again(browser: Browser, gateway: RunningGateway) -> None:
@@ -344,13 +287,6 @@ async def test_failed_request_can_be_tried_again(browser: Browser, gateway: Runn
         await expect(page.locator("#detections li")).to_have_count(2)
         await expect(alert).to_be_hidden()
         await expect(page.get_by_label("Model")).to_have_value("six_columns")
-
-
-async def test_clipboard_without_an_image_is_refused_kindly(page: Page) -> None:
-    await page.evaluate("navigator.clipboard.writeText('text')")
-    await page.keyboard.press("Control+V")
-
-    await expect(page.get_by_role("alert")).to_contain_text("The clipboard has no image.")
 
 
 async def test_a_key_is_asked_for_where_one_is_needed(browser: Browser, keyed_gateway: RunningGateway) -> None:
@@ -380,10 +316,3 @@ async def test_the_policy_stops_what_is_not_the_pages_own(browser: Browser, gate
 
         assert await page.evaluate("window.ran") is None
         assert await page.evaluate("violations.splice(0)") == ["script-src-elem inline"]
-
-
-def requests_of(page: Page) -> list[dict[str, list[str]]]:
-    """Return the queries of the requests for detection from now on."""
-    asked: list[dict[str, list[str]]] = []
-    page.on("request", lambda request: asked.append(parse_qs(urlsplit(request.url).query)) if "/detect?" in request.url else None)
-    return asked

@@ -17,16 +17,16 @@ pytestmark = pytest.mark.usefixtures("triton")
 OTHER = enlarged_scene(times=3)
 
 
-@pytest.fixture(scope="module", params=["on", "alone"])
+@pytest.fixture
 async def searching(
-    request: pytest.FixtureRequest, settings: Settings, postgres: Server, tmp_path_factory: pytest.TempPathFactory
+    settings: Settings, postgres: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[RunningGateway]:
-    """A gateway that requires keys, keeps two images."""
+    """A gateway that requires keys and keeps two images."""
     folder = tmp_path_factory.mktemp("search")
     name, secret = KEY.split(".")
     keys = write_keys(folder, (name, secret, "search"), ("scanner", secret, "ingest"))
     async with postgres.fresh() as url:
-        options = {**options_of(settings), "search": request.param, "database_url": url}
+        options = {**options_of(settings), "search": "on", "database_url": url}
         options |= {"search_thumbnails": "true", "api_keys_file": keys}
         async with running_gateway(settings.triton_address, folder, **options) as running:
             async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
@@ -37,59 +37,29 @@ async def searching(
             yield running
 
 
-@pytest.fixture
-async def page(browser: Browser, searching: RunningGateway) -> AsyncIterator[Page]:
-    """The search tab, which has found images."""
-    async with opened(browser, f"{searching.url}#search", "401") as made:
-        await find_with_key(made)
-        yield made
-
-
-async def find_with_key(page: Page) -> None:
-    """Choose an image; a key is asked for, with which images are found."""
-    await expect(page.get_by_role("heading", name="Images", exact=True)).to_be_visible()  # the button of the other view is hidden
-    await choose(page, SCENE)
-    await expect(page.get_by_role("alert")).to_contain_text("A valid API key is needed")
-    await page.get_by_label("API key").fill(KEY)
-    await page.keyboard.press("Enter")
-    await expect(page.locator("#hits img")).to_have_count(2)
-
-
 async def hits(page: Page) -> list[str]:
     return await page.locator("#hits figcaption .name").all_inner_texts()
 
 
-async def test_images_like_one(page: Page) -> None:
-    await expect(page.get_by_role("heading", name="Images like this one")).to_be_visible()
-
-    assert await hits(page) == ["/scenes/1.jpg", "/scenes/2.jpg"]
-    assert (await page.locator("#hits .score").all_inner_texts())[0] == "1.000"
-    await expect(page.get_by_role("status")).to_contain_text("2 results · ")
-    assert await page.locator("#hits img").first.evaluate("(image) => image.decode().then(() => image.naturalWidth)") > 0
-
-
-async def test_images_with_words(page: Page) -> None:
-    await page.get_by_label("Words that are in the image").fill("r")
-    await page.keyboard.press("Enter")
-    await expect(page.get_by_role("heading", name="Images with “r”")).to_be_visible()
-    assert set(await hits(page)) == {"/scenes/1.jpg", "/scenes/2.jpg"}
-    await page.get_by_label("Words that are in the image").fill("nowhere")
-    await page.get_by_role("button", name="Find").click()
-
-    await expect(page.get_by_text("Nothing was found.")).to_be_visible()
-    assert await hits(page) == []
-
-
-async def test_search_fits_a_phone(browser: Browser, searching: RunningGateway) -> None:
-    """Search alone has no other view."""
+async def test_images_are_found_by_an_image_and_by_words_on_a_phone(browser: Browser, searching: RunningGateway) -> None:
     size = {"width": 360, "height": 740}
     async with opened(browser, f"{searching.url}#search", "401", viewport=size, has_touch=True, is_mobile=True) as page:
-        await find_with_key(page)
-
+        await expect(page.get_by_role("heading", name="Images", exact=True)).to_be_visible()  # the other view's button is hidden
+        await choose(page, SCENE)
+        await expect(page.get_by_role("alert")).to_contain_text("A valid API key is needed")
+        await page.get_by_label("API key").fill(KEY)
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#hits img")).to_have_count(2)
+        assert await hits(page) == ["/scenes/1.jpg", "/scenes/2.jpg"]
+        assert (await page.locator("#hits .score").all_inner_texts())[0] == "1.000"
+        assert await page.locator("#hits img").first.evaluate("(image) => image.decode().then(() => image.naturalWidth)") > 0
         assert await page.evaluate("document.documentElement.scrollWidth") == 360
-        for box in [await button.bounding_box() for button in await page.get_by_role("button").all()]:
-            assert box is not None
-            assert min(box["width"], box["height"]) >= 32
-        async with httpx.AsyncClient(base_url=searching.url) as client:
-            has_detection = "detection" in (await client.get("/")).json()["endpoints"]
-        assert await page.get_by_role("navigation").is_visible() == has_detection
+
+        await page.get_by_label("Words that are in the image").fill("r")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("heading", name="Images with “r”")).to_be_visible()
+        assert set(await hits(page)) == {"/scenes/1.jpg", "/scenes/2.jpg"}
+        await page.get_by_label("Words that are in the image").fill("nowhere")
+        await page.get_by_role("button", name="Find").click()
+        await expect(page.get_by_text("Nothing was found.")).to_be_visible()
+        assert await hits(page) == []

@@ -1,7 +1,6 @@
 """The code that the page shows for the same request: it runs as it is copied, and finds what the page shows."""
 
 import ast
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from playwright.async_api import Browser, Page, expect
 from tests.browser import opened
 from tests.programs import require_program
 from tests.system.gateway import RunningGateway
-from tests.system.page.scene import BLOB, KEY, SCENE, ask, choose
+from tests.system.page.scene import BLOB, SCENE, ask, choose
 
 pytestmark = pytest.mark.usefixtures("triton")
 
@@ -68,20 +67,3 @@ async def test_the_javascript_code_finds_the_same(
 
         assert await page.evaluate(f"{code}; detect({BLOB})") == expected
         assert (await page.evaluate(failing)).startswith("the data is not an image")
-
-
-async def test_the_code_takes_the_key_from_elsewhere(browser: Browser, keyed_gateway: RunningGateway, tmp_path: Path) -> None:
-    (tmp_path / "scene.jpg").write_bytes(SCENE)
-    async with opened(browser, keyed_gateway.url, "401") as page:
-        await page.get_by_label("API key").fill(KEY)
-        await page.keyboard.press("Enter")
-        await choose(page, SCENE)
-        await expect(page.locator("#detections li")).to_have_count(2)
-        await page.get_by_role("button", name="Python").click()
-        code, environ = await page.locator("#code").inner_text(), {**os.environ, "NEREID_KEY": KEY}
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, check=True)  # noqa: ASYNC221
-        await page.get_by_role("button", name="JavaScript").click()
-        code = await page.locator("#code").inner_text()
-
-        assert done.stdout.count(b"class_name") == 2
-        assert len(await page.evaluate(f"{code}; detect({BLOB}, '{KEY}')")) == 2
