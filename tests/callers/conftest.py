@@ -29,7 +29,7 @@ from tests.support import ROOT
 MODEL = "yolo11n"
 KEY_ID, SECRET = "camera-1", "the-secret-of-a-test"
 KEY = f"{KEY_ID}.{SECRET}"
-VERSIONS = {"CodeProject.AI": "documentation", "Frigate": "plugin at d55b622", "OpenProcessor": "c287cd5"}
+VERSIONS = {"OpenProcessor": "c287cd5"}
 """Of what is not run, but whose calls are repeated."""
 VERSIONS |= {name: version(name) for name in ("nereid-client", "tritonclient")}
 PATIENCE_SECONDS = 60

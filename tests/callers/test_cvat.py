@@ -1,9 +1,15 @@
-"""CVAT, with the function for its command line."""
+"""CVAT's command line with the function for it, and a stand-in for its server, which has one task with pictures."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from zipfile import ZipFile
 
 import grpc
 import httpx
@@ -16,10 +22,69 @@ from tests.api.conftest import write_keys
 from tests.api.dialects.test_tasks import IMAGE, triton_for
 from tests.callers.client import run
 from tests.callers.conftest import PATIENCE_SECONDS
-from tests.callers.cvat import cvat
-from tests.fakes.triton import serving
+from tests.fakes.http import serving
+from tests.fakes.triton import serving as serving_triton
 from tests.support import IMAGES, ROOT
 from tests.system.gateway import running_gateway
+
+
+class Task(NamedTuple):
+    """Task 1 of a server."""
+
+    url: str
+    annotations: list[dict[str, Any]]
+    """What was uploaded, one for each upload: `shapes`, `tags` and so on."""
+
+
+@contextmanager
+def cvat(pictures: Sequence[Path], labels: list[dict[str, Any]]) -> Iterator[Task]:
+    """Serve a task with these pictures and labels until the block ends."""
+    chunk = BytesIO()
+    with ZipFile(chunk, "w") as file:
+        for picture in pictures:
+            file.write(picture, picture.name)
+    about = {"name": "CVAT", "description": "", "version": "2.80.0", "logo_url": "", "subtitle": ""}
+    task = {
+        "id": 1,
+        "size": len(pictures),
+        "data_chunk_size": len(pictures),
+        "data_original_chunk_type": "imageset",
+        "updated_date": "2026-01-01T00:00:00Z",
+        "organization": None,
+        "jobs": {"count": 1, "completed": 0, "validation": 0, "url": ""},
+        "labels": {"url": ""},
+    }
+    frames = [{"name": picture.name, "width": 1, "height": 1, "related_files": 0} for picture in pictures]
+    answers: dict[str, Any] = {
+        "/api/server/about": about,
+        "/api/tasks/1": task,
+        "/api/labels": {"count": len(labels), "next": None, "previous": None, "results": labels},
+        "/api/tasks/1/data/meta": {"frames": frames, "deleted_frames": [], "chunks_updated_date": "2026-01-01T00:00:00Z"},
+    }
+    uploads: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = urlsplit(self.path).path.rstrip("/")
+            self.answer(chunk.getvalue() if path == "/api/tasks/1/data" else json.dumps(answers[path]).encode())
+
+        def do_PATCH(self) -> None:
+            assert self.path == "/api/tasks/1/annotations/?action=create"
+            uploads.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.answer(b"{}")
+
+        def answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/zip" if body[:2] == b"PK" else "application/vnd.cvat+json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with serving(Handler) as url:
+        yield Task(url, uploads)
+
 
 Annotate = Callable[..., tuple[dict[str, Any], list[dict[str, Any]]]]
 FULL = (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
@@ -94,7 +159,7 @@ async def test_the_function_has_the_shapes_of_each_task(
         folder.mkdir()
         labels = [label(id_, name, kind, points if kind == "skeleton" else ()) for id_, name in ((5, "dog"), (6, "cat"))]
         async with (
-            serving(fake),
+            serving_triton(fake),
             running_gateway(fake.url, folder, workers=1, api_keys_file=keys) as server,
             httpx.AsyncClient(base_url=server.url, headers=key, timeout=PATIENCE_SECONDS) as client,
         ):

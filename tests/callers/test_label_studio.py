@@ -95,36 +95,21 @@ def pair(locked: str, package: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.client(NAME)
-def test_predictions_of_uploaded_pictures(pair: Pair) -> None:
-    """Three uploaded photos: predictions for a task that is opened, for all, and interactive; versions, training (ignored)."""
-    check(pair, LEGACY)
-
-
-@pytest.mark.client(NAME)
-def test_predictions_with_a_personal_access_token(pair: Pair) -> None:
-    """Predictions with a personal access token, while legacy tokens are switched off in the organization."""
-    personal = run(NAME, "label_studio_tokens", pair.studio, LEGACY, "off")
-    try:
-        check(pair, personal)
-    finally:
-        run(NAME, "label_studio_tokens", pair.studio, personal, "on")
-
-
-def check(pair: Pair, token: str) -> None:
-    """Annotate with the token; the predictions must be what the gateway itself finds."""
+@pytest.mark.parametrize("is_personal", [False, True], ids=["legacy", "personal"])
+def test_predictions_of_uploaded_pictures(pair: Pair, *, is_personal: bool) -> None:
+    """Three uploaded photos: predictions for an opened task, for all, and interactive; training; both kinds of tokens."""
+    token = run(NAME, "label_studio_tokens", pair.studio, LEGACY, "off") if is_personal else LEGACY  # which are then refused
     project = pair.annotate(token)
+    if is_personal:
+        run(NAME, "label_studio_tokens", pair.studio, token, "on")
     expected = [boxes(pair.gateway, name) for name in PICTURES]
 
-    assert (project["state"], project["model_version"], project["versions"]) == (
-        "Connected",
-        "yolo11n:1",
-        {"versions": ["yolo11n:1"]},
-    )
+    assert (project["state"], project["model_version"]) == ("Connected", "yolo11n:1")
+    assert project["versions"] == {"versions": ["yolo11n:1"]}
     assert all(image.startswith("/data/upload/") for image in project["images"])
     assert [bool(each) for each in expected] == [True, False, True]
-    assert [[[box(region) for region in regions] for regions in task] for task in project["predictions"]] == [
-        [each] for each in expected
-    ]
+    predictions = [[[box(region) for region in regions] for regions in task] for task in project["predictions"]]
+    assert predictions == [[each] for each in expected]
     assert project["opened"] == 1
     assert [box(region) for region in project["interactive"]["data"]["result"]] == expected[0]
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from nereid_client import AsyncClient, Client, DetectResult, Problem, Retries
-from tests.callers.conftest import PATIENCE_SECONDS, serving
-from tests.scrape import scrape
+from nereid_client import AsyncClient, Client, DetectResult, Problem
 from tests.support import IMAGES
 
 PHOTOS = [IMAGES / name for name in ("astronaut.jpg", "chelsea.jpg", "coffee.jpg")]
@@ -31,19 +29,15 @@ def edges(outcome: object) -> list[float]:
 @pytest.mark.client("nereid-client")
 async def test_client_and_async_client(gateway: str, own: httpx.Client) -> None:
     """Photos one by one, several at a time and as a batch with a broken one, by `Client` and by `AsyncClient`."""
-    expected = [boxes(own, photo) for photo in PHOTOS]
-    assert all(expected)
     with Client(gateway) as client:
-        each = dict(client.detect_each(PHOTOS, boxes="pixel"))
+        assert edges(client.detect(PHOTOS[0], boxes="pixel")) == boxes(own, PHOTOS[0]) != []
         *found, broken = client.detect_batch([*PHOTOS, b"no picture"], boxes="pixel")
-        assert edges(client.detect(PHOTOS[0], boxes="pixel")) == expected[0]
     assert isinstance(broken, Problem)
     assert broken.status == 415
     async with AsyncClient(gateway) as other:
-        batch = await other.detect_batch(PHOTOS, boxes="pixel")
-        again = {photo: outcome async for photo, outcome in other.detect_each(PHOTOS, boxes="pixel")}
-    for outcomes in (found, batch, [each[photo] for photo in PHOTOS], [again[photo] for photo in PHOTOS]):
-        assert [edges(outcome) for outcome in outcomes] == expected
+        each = {photo: outcome async for photo, outcome in other.detect_each(PHOTOS, boxes="pixel")}
+    for outcomes in (found, [each[photo] for photo in PHOTOS]):
+        assert [edges(outcome) for outcome in outcomes] == [boxes(own, photo) for photo in PHOTOS]
 
 
 @pytest.mark.client("nereid-client")
@@ -60,17 +54,3 @@ def test_command(gateway: str, own: httpx.Client, tmp_path: Path) -> None:
     found = {line["file"]: line for line in map(json.loads, out.read_text(encoding="utf-8").splitlines())}
     for photo in PHOTOS:
         assert [one["x1"] for one in found[photo.name]["detections"]] == boxes(own, photo)
-
-
-@pytest.mark.client("nereid-client")
-async def test_a_full_gateway(repository: Path, tmp_path: Path) -> None:
-    """Six photos at once to a gateway that takes one at a time: each refused one is sent again and answered."""
-    with serving(tmp_path, repository, max_requests=1) as url:
-        async with (
-            AsyncClient(url, retries=Retries(attempts=100)) as client,
-            httpx.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS) as own,
-        ):
-            while not (await scrape(own)).get('api_requests_total{endpoint="/detect",status="429"}'):
-                outcomes = [outcome async for _, outcome in client.detect_each(PHOTOS * 2, in_flight=6)]
-                assert len(outcomes) == 6
-                assert all(edges(outcome) for outcome in outcomes)

@@ -4,12 +4,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from app.embedded.server import EmbeddedTriton
 from app.settings.schema import TRITON_SOCKET, Settings
-from tests.deploy.containers import SOURCE, USER, Builder, Image
-from tests.support import ROOT
+from tests.deploy.containers import SOURCE, USER, Builder, Built
+from tests.support import ROOT, json, sample_image
 
 
 @pytest.fixture(scope="session")
@@ -23,12 +24,12 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
 
 
 @pytest.fixture(scope="session")
-def api(builder: Builder) -> Image:
+def api(builder: Builder) -> Built:
     return builder.unpack(builder.build("api", f"--build-arg=SOURCE={SOURCE}"))
 
 
 @pytest.fixture(scope="session")
-def embedded(builder: Builder) -> Image:
+def embedded(builder: Builder) -> Built:
     # With the same source, because both images share the layers with the labels, whichever is built first.
     return builder.unpack(builder.build("embedded", f"--build-arg=SOURCE={SOURCE}"))
 
@@ -43,3 +44,10 @@ def triton_of_containers(settings: Settings, triton: EmbeddedTriton) -> Iterator
     yield settings.triton_address
     for path in paths:
         os.chown(path, os.getuid(), os.getgid())
+
+
+@pytest.fixture(scope="session")
+async def right(client: httpx.AsyncClient) -> dict[str, object]:
+    """What the application finds in pictures, outside of any package."""
+    names = ("astronaut.jpg", "chelsea.jpg", "coffee.jpg")
+    return {name: json(await client.post("/detect", content=sample_image(name)))["detections"] for name in names}

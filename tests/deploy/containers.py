@@ -10,13 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import psutil
 import pytest
+from PIL import Image
 
 from app import __version__
 from app.host.processes import kill_group
+from tests.imaging.samples import AVIF, FORMATS, HEIC, encode
 from tests.programs import require_program
-from tests.support import ROOT
+from tests.support import IMAGES, ROOT, sample_image
+from tests.support import json as json_of
 
 SOURCE = "https://example.com/nereid"
 """Address of the code in the label of the images."""
@@ -38,7 +42,7 @@ exec setpriv --no-new-privs chroot --userspec="$OWNER" --groups= "$ROOTFS" env -
 """
 
 
-class Image(NamedTuple):
+class Built(NamedTuple):
     """A container image with its file system unpacked."""
 
     root: Path
@@ -46,32 +50,20 @@ class Image(NamedTuple):
     """As Docker's format has it."""
 
     @property
-    def command(self) -> list[str]:
-        return [*self.config["Entrypoint"], *self.config["Cmd"]]
-
-    @property
     def health_check(self) -> list[str]:
-        kind, *command = self.config["Healthcheck"]["Test"]
-        assert kind == "CMD"
-        return [str(part) for part in command]
-
-    def bytes(self) -> int:
-        folders = os.walk(self.root)
-        return sum(os.lstat(Path(folder, name)).st_size for folder, _, names in folders for name in names)
+        return [str(part) for part in self.config["Healthcheck"]["Test"][1:]]
 
 
 class Container(NamedTuple):
     """A file system, who may write where, and the settings in its environment; nothing of it runs yet."""
 
-    image: Image
+    image: Built
     volumes: Mapping[Path, str]
     """By what they contain: where it is to be."""
     settings: Mapping[str, object]
     is_read_only: bool = True
     shm_size: str = ""
     """Of shared memory of its own; this machine's if empty."""
-    network: str = ""
-    """Name of the network namespace; this machine's if empty."""
 
     def start(self, command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":  # noqa: ANN401
         """Run a program as the image's user, as process 1 of its own namespace."""
@@ -88,9 +80,8 @@ class Container(NamedTuple):
             "FOLDER": config["WorkingDir"],
         }
         unset = [f"--unset={name}" for name in entering]
-        network = ["nsenter", f"--net=/run/netns/{self.network}"] if self.network else []
         return subprocess.Popen(
-            [*network, "unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh", *unset, *command],
+            ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh", *unset, *command],
             env=environ | entering,
             start_new_session=True,
             **options,
@@ -104,21 +95,18 @@ class Container(NamedTuple):
     @contextmanager
     def running(self, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
         with log.open("wb") as output:
-            process = self.start(self.image.command, stdout=output, stderr=subprocess.STDOUT)
+            command = [*self.image.config["Entrypoint"], *self.image.config["Cmd"]]
+            process = self.start(command, stdout=output, stderr=subprocess.STDOUT)
         try:
             yield process
         finally:
             kill_group(process)
 
 
-def first_process(process: "subprocess.Popen[bytes]") -> psutil.Process:
-    (first,) = psutil.Process(process.pid).children()
-    return first
-
-
 def stop(process: "subprocess.Popen[bytes]", seconds: float = 60) -> int:
     """Send the stop signal to a container's process 1, as an engine does, and return the exit code."""
-    first_process(process).terminate()
+    (first,) = psutil.Process(process.pid).children()
+    first.terminate()
     return process.wait(seconds)
 
 
@@ -130,11 +118,7 @@ def temporary_folder(path: Path) -> dict[Path, str]:
 
 
 def pip_volumes(folder: Path) -> dict[Path, str]:
-    """Return the files by which pip elsewhere reaches the index that this machine's pip uses, and their paths there.
-
-    Args:
-        folder: Folder for one of them.
-    """
+    """Return the files by which pip elsewhere reaches the index that this machine's pip uses, one in a folder, by their paths."""
     lines, volumes = ["[global]"], {}
     for option in ("index-url", "cert"):
         asked = [sys.executable, "-m", "pip", "config", "get", f"global.{option}"]
@@ -148,6 +132,17 @@ def pip_volumes(folder: Path) -> dict[Path, str]:
     settings = folder / "pip.conf"
     settings.write_text("\n".join(lines), encoding="utf-8")
     return {settings: "/etc/pip.conf", **volumes}
+
+
+def check(url: str, right: Mapping[str, object]) -> None:
+    """Check what every package must do: find the right objects by picture, read each format, and have the files of its pages."""
+    for name, objects in right.items():
+        assert json_of(httpx.post(f"{url}/detect", content=sample_image(name), timeout=60))["detections"] == objects != []
+    picture = Image.open(IMAGES / "coffee.jpg").convert("RGB")
+    for file in [*(encode(picture, image_format) for image_format in FORMATS), AVIF, HEIC]:
+        assert httpx.post(f"{url}/detect", content=file, timeout=60).status_code == 200
+    for path in ("docs-assets/swagger_style.css", "page-assets/page.js"):
+        assert httpx.get(f"{url}/{path}").status_code == 200
 
 
 class Builder:
@@ -185,11 +180,11 @@ class Builder:
         self.run(ROOT / "deploy" / "container" / "build", target, base, *volumes, *options)
         return f"localhost/nereid:{__version__}" + ("" if target == "api" else f"-{target}")
 
-    def unpack(self, name: str) -> Image:
+    def unpack(self, name: str) -> Built:
         container = self.run("buildah", "from", name).strip()
         root = Path(self.run("buildah", "mount", container).strip())
         inspected = json.loads(self.run("buildah", "inspect", "--type", "image", name))
-        return Image(root, inspected["Docker"]["config"])
+        return Built(root, inspected["Docker"]["config"])
 
     def close(self) -> None:
         self.run("buildah", "rm", "--all")
