@@ -38,7 +38,14 @@ async def running_gateway(
 ) -> AsyncIterator[RunningGateway]:
     """Run the API until the block ends, with `prefix` before its command; it leaves its log in the folder."""
     port = free_port()
-    given = {"port": port, "triton_endpoints": triton_address, "model": "tiny", "model_repository": REPOSITORY, **settings}
+    given = {
+        "port": port,
+        "triton_endpoints": triton_address,
+        "model": "tiny",
+        "model_repository": REPOSITORY,
+        "timeout_seconds": 20,  # the default is too short for a machine that stands still for seconds
+        **settings,
+    }
     environ = {**os.environ, **{f"NEREID_{name.upper()}": str(value) for name, value in given.items()}}
     log = folder / "gateway.log"
     with log.open("wb") as output:

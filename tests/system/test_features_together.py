@@ -130,7 +130,6 @@ def common(own: Settings, own_triton: EmbeddedTriton, database: str, tmp_path: P
     (tmp_path / "shapes.toml").write_text(CASCADE, encoding="utf-8")
     return {
         "workers": 1,
-        "timeout_seconds": 20,
         "model": own.model,
         "model_repository": own.model_repository,
         "triton_home": own.triton_home,

@@ -35,7 +35,7 @@ TARGETS = (
 async def gateway(folder: Path, **settings: object) -> AsyncIterator[tuple[FakeTriton, RunningGateway]]:
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
-    async with serving(fake), running_gateway(fake.url, folder, workers=2, timeout_seconds=20, **settings) as running:
+    async with serving(fake), running_gateway(fake.url, folder, workers=2, **settings) as running:
         yield fake, running
 
 

@@ -25,7 +25,7 @@ async def test_all_workers_follow_a_route_and_share_exactly(tmp_path: Path) -> N
     file = tmp_path / "routes.toml"
     file.write_text('[detector]\nto = "tiny:1"\n')
     keys = write_keys(tmp_path, ("boss", "secret", "admin"), ("camera", "secret", "detect"))
-    settings = {"model": "detector", "routes_file": file, "api_keys_file": keys, "timeout_seconds": 20}
+    settings = {"model": "detector", "routes_file": file, "api_keys_file": keys}
 
     async with serving(fake), running_gateway(fake.url, tmp_path, workers=WORKERS, **settings) as gateway:
 
