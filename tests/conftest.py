@@ -1,13 +1,12 @@
 """What holds for every test, and one real embedded Triton with the project's models and those of `tests/fakes/models.py`."""
 
-import fcntl
 import hashlib
 import os
 import re
 import signal
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,6 +36,7 @@ from tests.fakes.triton import FakeTriton, serving
 from tests.leftovers import Run
 from tests.postgres import Postgres16, Server, running
 from tests.processes import PATIENCE_SECONDS
+from tests.shared import one_process_at_a_time, shared
 from tests.support import ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, started, triton_home
 
 # A re-export of the published network, which cannot be downloaded everywhere.
@@ -158,12 +158,13 @@ def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         last_valid.own.cache_clear()
 
 
-@contextmanager
-def one_process_at_a_time(folder: Path) -> Iterator[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield folder
+@pytest.fixture(scope="session")
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes of the run."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "common"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -198,39 +199,49 @@ def text_networks() -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory, networks: dict[str, Path]) -> Path:
-    """A model repository for the session: the project's models, as far as they are available, and the small ones."""
-    install(ROOT / ".triton")
-    copy = tmp_path_factory.mktemp("models") / "repository"
-    entries = registry.load()
-    for name, network in networks.items():
-        digest = hashlib.sha256(network.read_bytes()).hexdigest()
-        pull(name, entries[name], Repository(copy), source=network, sha256=digest)
-    models.write(copy)
-    classifiers.write(copy)
-    text_models.write(copy)
-    return copy
+def repository(common: Path, networks: dict[str, Path]) -> Path:
+    """A model repository for the run: the project's models, as far as they are available, and the small ones."""
+    folder, unfinished = common / "repository", common / "unfinished"
+    with one_process_at_a_time(common):
+        if folder.exists():
+            return folder
+        install(ROOT / ".triton")
+        entries = registry.load()
+        for name, network in networks.items():
+            digest = hashlib.sha256(network.read_bytes()).hexdigest()
+            pull(name, entries[name], Repository(unfinished), source=network, sha256=digest)
+        models.write(unfinished)
+        classifiers.write(unfinished)
+        text_models.write(unfinished)
+        return unfinished.rename(folder)
 
 
 @pytest.fixture(scope="session")
-def settings(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Settings for the session's Triton, apart from a server that may be running here."""
-    return Settings(
-        model_repository=str(repository),
-        triton_home=triton_home(tmp_path_factory.mktemp("triton")),
-        timeout_seconds=30,
-        log_level="error",
-    )
+def settings(repository: Path, common: Path) -> Settings:
+    """Settings for the run's Triton, apart from a server that may be running here."""
+    with one_process_at_a_time(common):
+        home = common / "triton"
+        if not home.exists():
+            home.mkdir()
+            triton_home(home)
+    return Settings(model_repository=str(repository), triton_home=str(home), timeout_seconds=30, log_level="error")
 
 
-@pytest.fixture(scope="session")
-def triton(settings: Settings) -> Iterator[EmbeddedTriton]:
-    server = EmbeddedTriton(settings)
+@contextmanager
+def served_models(server: EmbeddedTriton, settings: Settings) -> Iterator[str]:
     server.start()
-    yield server
+    yield settings.triton_address
     server.stop()
     assert not list(Path("/dev/shm").glob(f"{shm_prefix(settings)}*"))  # noqa: S108
     assert list(settings.triton_folder.iterdir()) == []
+
+
+@pytest.fixture(scope="session")
+def triton(settings: Settings, common: Path) -> Iterator[EmbeddedTriton]:
+    """The run's Triton, which tests only ask: those of other processes ask it, too."""
+    server = EmbeddedTriton(settings)
+    with shared(common / "one-triton", partial(served_models, server, settings)):
+        yield server
 
 
 @pytest.fixture
@@ -259,16 +270,16 @@ async def faces(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[htt
 
 
 @pytest.fixture(scope="session")
-async def postgres() -> AsyncIterator[Server]:
-    """The session's PostgreSQL, with a migrated database from which those of tests are copied."""
-    async with running() as server:
+def postgres(common: Path) -> Iterator[Server]:
+    """The run's PostgreSQL, with a migrated database from which those of tests are copied."""
+    with running(common / "postgres") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-async def postgres16() -> AsyncIterator[Server]:
+def postgres16(common: Path) -> Iterator[Server]:
     """The same of the oldest version that may be used."""
-    async with running(Postgres16) as server:
+    with running(common / "postgres16", Postgres16) as server:
         yield server
 
 

@@ -5,7 +5,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import asyncpg
 from app.embedded.postgres.install import install
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.settings.schema import Settings
+from tests.shared import shared
 from tests.support import ROOT
 
 FOLDERS = ("pginstall18", "pginstall")
@@ -80,7 +83,7 @@ class Server:
     @asynccontextmanager
     async def fresh(self, template: str = TEMPLATE) -> AsyncIterator[str]:
         """Make a database for one test, by default empty and migrated; its URL is returned, and it is removed in the end."""
-        name = f"test_{next(_NUMBERS)}"
+        name = f"test_{os.getpid()}_{next(_NUMBERS)}"
         await self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         yield self.url(name)
         await self.execute(f"DROP DATABASE {name} WITH (FORCE)")
@@ -91,17 +94,24 @@ def name_of(url: str) -> str:
     return url.partition("?")[0].rpartition("/")[2]
 
 
-@asynccontextmanager
-async def running(program: type[EmbeddedPostgres] = EmbeddedPostgres) -> AsyncIterator[Server]:
-    """Run a server without `fsync`."""
+@contextmanager
+def running(folder: Path, program: type[EmbeddedPostgres] = EmbeddedPostgres) -> Iterator[Server]:
+    """Run one server without `fsync` for all processes of a run, which know the folder."""
+    with shared(folder, partial(_serve, program)) as home:
+        settings = Settings(database_home=home)
+        yield Server(settings, program(settings))
+
+
+@contextmanager
+def _serve(program: type[EmbeddedPostgres]) -> Iterator[str]:
     with database_home() as home:
         settings = Settings(database_home=str(home))
         server = program(settings, fsync="off", shared_buffers="64MB", maintenance_work_mem="64MB")
         try:
-            await asyncio.to_thread(server.start)
-            made = Server(settings, server)
-            await made.make_template()
-            yield made
+            server.start()
+            with ThreadPoolExecutor(1) as thread:  # the event loop of this one is not running, but there
+                thread.submit(asyncio.run, Server(settings, server).make_template()).result()
+            yield str(home)
         finally:
             server.stop()
             settings.database_folder.rmdir()

@@ -226,17 +226,16 @@ async def test_a_database_that_can_be_used(each_postgres: Server) -> None:
     await each_postgres.execute("DO $$ BEGIN ASSERT to_regclass('images') IS NULL; END $$", "nereid")
 
 
-async def test_a_database_that_cannot_be_used(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_database_that_cannot_be_used(postgres: Server, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of tenants are protected by a role. A pgvector may have known faults."""
     away = await check_database(f"postgresql://nereid:secret@127.0.0.1:{free_port()}/nereid")
     assert_finding(away, FAILURE, "127.0.0.1", "does not answer", "NEREID_DATABASE_URL")
     assert "secret" not in away.message
     await postgres.execute("CREATE ROLE nobody_much LOGIN")
-    found = await check_database(postgres.url("migrated").replace("nereid@", "nobody_much@"))
+    found = await check_database(database.replace("nereid@", "nobody_much@"))
     await postgres.execute("DROP ROLE nobody_much")
     assert_finding(found, FAILURE, "18", "cannot use it", "GRANT nereid_search")
-    async with postgres.fresh() as url:
-        await postgres.pretend(url, "0.8.3")
-        assert_finding(await check_database(url), WARNING, "pgvector 0.8.3", "can fail", "install pgvector 0.8.4")
+    await postgres.pretend(database, "0.8.3")
+    assert_finding(await check_database(database), WARNING, "pgvector 0.8.3", "can fail", "install pgvector 0.8.4")
     monkeypatch.setattr("app.search.postgres.migrations._MIN_MAJOR", 19)
-    assert_finding(await check_database(postgres.url("migrated")), FAILURE, "search needs PostgreSQL 19 or later")
+    assert_finding(await check_database(database), FAILURE, "search needs PostgreSQL 19 or later")

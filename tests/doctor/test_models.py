@@ -142,18 +142,19 @@ def test_model_of_the_session(  # noqa: PLR0913, PLR0917 - a table
         assert {examined[each].severity for each in ("model", "input_type", "batching", "queue_policy", "inference")} == {OK}
 
 
-def test_triton_gets_little_and_keeps_nothing(small: Settings, capsys: Capture) -> None:
+@pytest.mark.system
+def test_triton_gets_little_and_keeps_nothing(hurting: Settings, capsys: Capture) -> None:
     async def count_images() -> int:
-        client = TritonClient(small.triton_address)
+        client = TritonClient(hurting.triton_address)
         try:
-            return (await read_statistics(client, 5))[small.model, "1"].inferences
+            return (await read_statistics(client, 5))[hurting.model, "1"].inferences
         finally:
             await client.close()
 
-    before = asyncio.run(count_images()), own_arenas(), asyncio.run(regions(small))
+    before = asyncio.run(count_images()), own_arenas(), asyncio.run(regions(hurting))
 
-    assert examine(small, capsys)["shared_memory"].severity is OK
-    assert (asyncio.run(count_images()) - 4, own_arenas(), asyncio.run(regions(small))) == before
+    assert examine(hurting, capsys)["shared_memory"].severity is OK
+    assert (asyncio.run(count_images()) - 4, own_arenas(), asyncio.run(regions(hurting))) == before
 
 
 def test_text_is_one_line_for_each_finding_and_each_line_of_a_fix(small: Settings, capsys: Capture) -> None:
