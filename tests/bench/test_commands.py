@@ -131,10 +131,16 @@ def test_locust_sends_its_tasks(gateway: Running, capsys: pytest.CaptureFixture[
     assert re.search(r"^/detect .* 0 of \d+$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_faces_are_compared_with_the_network_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    entries = registry.load()
-    networks = fetched(registry.select(entries, "faces"))
-    monkeypatch.setattr(faces, "download", lambda entry, _: next(networks[name] for name in networks if entries[name] == entry))
+@pytest.fixture(scope="module")
+def face_networks() -> dict[str, Path]:
+    return fetched(registry.select(registry.load(), "faces"))
+
+
+def test_faces_are_compared_with_the_network_alone(
+    face_networks: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {entry: face_networks[name] for name, entry in registry.load().items() if name in face_networks}
+    monkeypatch.setattr(faces, "download", lambda entry, _: files[entry])
 
     assert main(["faces", str(SAMPLE_FOLDER)]) == 0
     assert re.search(r"differ by at most 0\.00\d\d px from the network alone", capsys.readouterr().out)

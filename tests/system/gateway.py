@@ -13,10 +13,10 @@ import psutil
 
 from app.host.processes import end_group
 from bench.harness.processes import wait_for_answer
-from tests.processes import wait_for_search
+from tests.processes import PATIENCE_SECONDS, wait_for_search
 from tests.support import REPOSITORY, ROOT, free_port
 
-_START_SECONDS = 60
+_START_SECONDS = PATIENCE_SECONDS
 _STOP_SECONDS = 30
 
 
