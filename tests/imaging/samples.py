@@ -21,7 +21,7 @@ from tests.support import IMAGES
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "AVIF", "TIFF")
 MEGA = 10**6
-GREY, RGB, GREY_ALPHA, RGBA = 0, 2, 4, 6
+GREY, RGB, RGBA = 0, 2, 6
 """Colour types of a PNG."""
 # 32 x 16 pixels in blocks of different colours, which JPEG preserves, and which show any rotation or mirroring.
 BLOCKS = np.random.default_rng(1).permutation(np.linspace(0, 255, 24)).astype(np.uint8).reshape(2, 4, 3)

@@ -21,18 +21,14 @@ from app.imaging.decode import decode, estimate_decoding, max_decode_bytes
 from app.imaging.header import PixelLimits, count_pixels, read_header
 from tests.imaging.samples import (
     AVIF,
-    GREY,
-    GREY_ALPHA,
     HEIC,
     MEGA,
     NOISE,
     PIXELS,
-    RGBA,
     encode,
     exif_of,
     limits,
     pixels_of,
-    png,
     store,
     to_rgb,
 )
@@ -80,19 +76,6 @@ def test_lossless_formats_are_decoded_exactly(
 def test_jpeg_is_decoded_to_within_its_loss(data: bytes, expected: NDArray[np.uint8]) -> None:
     """Phones append a second image to a JPEG, as an MPO; it is ignored."""
     np.testing.assert_allclose(pixels_of(data).astype(int), expected, atol=6)
-
-
-@pytest.mark.parametrize(
-    ("colour", "channels", "width", "height"),
-    [(GREY, 1, 1200, 1001), (GREY_ALPHA, 2, 256, 256), (RGBA, 4, 256, 256)],
-)
-def test_sixteen_bits_are_scaled(colour: int, channels: int, width: int, height: int) -> None:
-    values = np.resize(np.arange(65536, dtype=np.uint16), (height, width, channels))
-
-    pixels = pixels_of(png(width, height, 16, colour, values.astype(">u2").tobytes()))
-
-    high = (values >> 8).astype(np.uint8)
-    np.testing.assert_array_equal(pixels, high[:, :, :3] if channels > 2 else to_rgb(high[:, :, 0]))
 
 
 @pytest.mark.parametrize(
@@ -223,17 +206,6 @@ def test_memory_of_an_image_that_is_decoded_apart_is_reserved_before(data: bytes
     assert reserved == [pixels * (32 if data is AVIF else 16) + 3 * len(data)]
     with pytest.raises(MemoryError):
         read_header(data, limits(MEGA), Mock(side_effect=MemoryError))
-
-
-def test_upright_jpeg_alone_is_decoded_into_memory_of_its_size() -> None:
-    for name, orientation, size in (("JPEG", 1, (16, 32)), ("JPEG", 1, (17, 32)), ("JPEG", 3, (16, 32)), ("PNG", 1, (16, 32))):
-        data = encode(Image.fromarray(store(PIXELS, orientation)), name, exif=exif_of(orientation))
-        out = np.full((*size, 3), 7, np.uint8)
-        pixels = decode(read_header(data, limits(MEGA)), (32, 16), out)
-
-        assert (pixels is out) == ((name, orientation, size) == ("JPEG", 1, (16, 32)))
-        assert pixels is out or (out == 7).all()
-        np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=6)
 
 
 CAT = Image.open(BytesIO(sample_image("chelsea.jpg"))).convert("RGB").resize((150, 100))

@@ -11,7 +11,7 @@ from PIL import Image
 from app.imaging import jpeg
 from app.imaging.fit import CenterCrop, Letterbox, Line, Page, Stretch, canvas_size, page_size
 from app.imaging.patch import Patch
-from app.imaging.transform import Crop, ImageTransform
+from app.imaging.transform import ImageTransform
 from app.model.triton_config import Interpolation
 from tests.model.configs import spec_of, table
 
@@ -98,22 +98,6 @@ def gradient(width: int, height: int) -> NDArray[np.uint8]:
     pixels[:, :, 0] = np.linspace(0, 250, width)
     pixels[:, :, 1] = np.linspace(0, 250, height)[:, None]
     return pixels
-
-
-@pytest.mark.parametrize(
-    ("canvas", "image", "fraction", "crop"),
-    [
-        ((224, 224), (640, 480), 0.875, (110, 30, 420, 420)),
-        ((224, 224), (375, 500), 1.0, (0, 63, 375, 375)),
-        ((224, 224), (100, 50), 0.5, (38, 13, 25, 25)),
-        ((200, 100), (300, 300), 1.0, (0, 75, 300, 150)),
-    ],
-)
-def test_middle_of_the_limiting_side_is_kept(
-    canvas: tuple[int, int], image: tuple[int, int], fraction: float, crop: tuple[int, int, int, int]
-) -> None:
-    """The crop has whole pixels, rounded as for EfficientNets, and the aspect ratio of the canvas."""
-    assert CenterCrop(canvas, fraction, "bilinear").fit(*image) == ImageTransform(0, 0, *canvas, *image, Crop(*crop))
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
