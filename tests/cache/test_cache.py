@@ -32,7 +32,7 @@ from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving
 from tests.imaging.samples import encode
 from tests.support import SCENE, eventually, started, until
 from tests.world import time_of_app
-from tests.zoo.test_fingerprint import DOORS
+from tests.zoo.test_build import DOORS
 
 OTHER = models.scene("BMP", "gray")
 LARGE = encode(Image.new("RGB", (800, 600)), "BMP")

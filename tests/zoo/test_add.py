@@ -1,11 +1,16 @@
-"""Adding a network of one's own makes a checked model that the gateway understands, or changes nothing."""
+"""Adding a network makes a checked model that the gateway understands, or changes nothing; hostile files are contained."""
 
+import ctypes
 import errno
+import faulthandler
 import fcntl
 import hashlib
 import os
+import re
+import socket
 import ssl
 import subprocess
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -21,13 +26,14 @@ from app.model.heads import DetectionHead, PoseHead
 from app.model.spec import are_interchangeable
 from app.triton.config_file import read_config_file
 from app.triton.repository import loadable_models
-from app.zoo import check
+from app.zoo import check, sandbox
 from app.zoo.add import Request, add, read_options
 from app.zoo.repository import Repository
 from tests.fakes.http import answering
 from tests.processes import wait_for
 from tests.zoo.adding import added, blank_outputs, content, refused, spec_of
 from tests.zoo.exported import FEATURES, WIDE, exported, feature_tensors, head_tensors
+from tests.zoo.hostile import add_hostile, hostile, mutated
 
 NAMES = {0: "door", 1: "window", 2: "gate"}
 
@@ -316,3 +322,61 @@ def start_to_add(tmp_path: Path, folder: Path, name: str, *, is_complete: bool =
         process.stdin.write(network(version=name).SerializeToString())
         process.stdin.close()
     return process
+
+
+def hang() -> str:
+    while True:
+        pass
+
+
+def crash() -> str:
+    faulthandler.disable()
+    return str(ctypes.string_at(0))
+
+
+def refuse() -> str:
+    raise CommandError("no")
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (hang, "takes more than 0.5 s"),
+        (lambda: "x" * (1 << 33), "the check of the file needs more than 4 GiB"),
+        (crash, "was ended by SIGSEGV: it crashes ONNX Runtime, or needs more than 4 GiB"),
+        (lambda: os._exit(0), "was ended: it crashes"),
+        (lambda: repr(socket.socket()), "Operation not permitted"),
+        (refuse, "^no$"),
+    ],
+)
+def test_failure_in_the_sandbox_is_one_sentence(monkeypatch: pytest.MonkeyPatch, work: Callable[[], str], message: str) -> None:
+    if work is hang:
+        monkeypatch.setattr(sandbox, "_SECONDS", 0.5)
+    with pytest.raises(CommandError, match=message):
+        sandbox.run(work, str)
+
+
+def test_hostile_networks_are_added_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sandbox, "_SECONDS", 2.0)
+    reasons = {kind: add_hostile(content, Repository(tmp_path)) for kind, content in hostile(8)}
+    assert reasons["endless"] == "the check of the file takes more than 2 s"
+    assert all(reasons[kind] for kind in ("claiming", "expanding", "nested"))
+    assert "does not run on blank images" in reasons["limited"]
+    assert re.search("own:Own.* is not a registered|Cycle detected", reasons["foreign"])
+    assert re.search("external TensorProto|should be stored in", reasons["outside"])
+
+
+def test_weights_that_onnx_does_not_look_for_are_not_read(tmp_path: Path) -> None:
+    """ONNX Runtime would read them."""
+    network = exported({"output0": (7, 84)}, (64, 64))
+    weight = onnx.TensorProto(name="w", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value="network.onnx")
+    network.training_info.add().initialization.initializer.append(weight)
+    assert "weights in other files" in add_hostile(network.SerializeToString(), Repository(tmp_path))
+
+
+def test_damaged_networks_are_added_or_refused(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    whole = exported({"output0": (7, 84)}, (64, 64)).SerializeToString()
+    assert add_hostile(whole, repository) == ""
+    assert sum(bool(add_hostile(content, repository)) for content in mutated(whole, 10)) > 5  # some have another weight only

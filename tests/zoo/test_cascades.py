@@ -7,13 +7,11 @@ import pytest
 
 from app.cascade import catalog
 from app.embedded import control
-from app.embedded.server import EmbeddedTriton
 from app.host.program import CommandError
 from app.settings.schema import Settings
 from app.zoo import cascades
 from app.zoo.repository import Repository
 from tests.fakes import models
-from tests.support import free_port
 
 PLATES = """
 title = "Number plates"
@@ -99,15 +97,3 @@ def test_name_has_one_meaning_and_a_file_has_an_end(writable: Repository) -> Non
     (path := writable.path / catalog.FILE).symlink_to("/dev/zero")
     with pytest.raises(CommandError, match="longer than 1 MiB"):
         catalog.read(path)
-
-
-def test_models_of_a_triton_elsewhere_are_known(tmp_path: Path, settings: Settings, triton: EmbeddedTriton) -> None:
-    assert triton.poll() is None
-    repository, endpoint = Repository(tmp_path / "none"), settings.triton_address
-    with pytest.raises(CommandError, match="a Triton elsewhere has six_rows"):
-        add(repository, PLATES.replace("six_columns", "six_rows"), triton_endpoints=endpoint)
-    add(repository, PLATES.replace("six_columns", "two_versions:1"), triton_endpoints=endpoint)
-
-    assert catalog.read(repository.path / catalog.FILE)["plates"].model == "two_versions:1"
-    with pytest.raises(CommandError, match="plates: failed to connect"):
-        add(repository, PLATES, triton_endpoints=f"127.0.0.1:{free_port()}")

@@ -1,6 +1,6 @@
 """Composed models are valid, and find what the published network finds with a textbook post-processing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import numpy_helper, parser
 from PIL import Image
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE
@@ -19,11 +19,109 @@ from app.zoo.compose import compose_model
 from app.zoo.graph import IR_VERSION, OPSET
 from app.zoo.inference import open_session
 from app.zoo.inference import run as run_model
-from app.zoo.recipe import ClassificationRecipe, DetectionHeadName, DetectionRecipe, ObbRecipe, PoseRecipe, SegmentationRecipe
-from app.zoo.recognize import Options, Unrecognized, recognize
+from app.zoo.recipe import (
+    RAW_HEADS,
+    ClassificationRecipe,
+    DetectionHeadName,
+    DetectionRecipe,
+    ObbRecipe,
+    PoseRecipe,
+    SegmentationRecipe,
+)
+from app.zoo.recognize import Options, recognize
 from tests.support import IMAGES, SHARED
 from tests.zoo.exported import FEATURES, WIDE, exported, feature_tensors, head_tensors, parse
-from tests.zoo.textbook import MAX_PAIRS, Detections, Floats, assert_same, objects_of, overlap, textbook
+
+MAX_PAIRS = 30_000
+
+Floats = NDArray[np.float32]
+
+
+class Detections(NamedTuple):
+    boxes: Floats
+    """(n, 4) x1 y1 x2 y2 in pixels of the input."""
+    scores: Floats
+    classes: NDArray[np.int32]
+
+
+def overlap(one: Floats, others: Floats) -> Floats:
+    """Return the intersection over union of a box (4,) with boxes (n, 4)."""
+    sides = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
+    shared = np.clip(sides, 0, None).prod(axis=1)
+    union = (one[2:] - one[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(axis=1) - shared
+    result: Floats = shared / union
+    return result
+
+
+def textbook(head: Floats, recipe: DetectionRecipe) -> Detections:
+    """Decode the head of one image, then suppress class by class, as in every tutorial."""
+    if recipe.head == "yolo":
+        centres, sizes, scores = head[:2].T, head[2:4].T, head[4:].T
+    elif recipe.head == "yolov5":
+        centres, sizes, scores = head[:, :2], head[:, 2:4], head[:, 4:5] * head[:, 5:]
+    else:
+        width, height = recipe.size
+        cells = [(x, y, s) for s in (8, 16, 32) for y in range(height // s) for x in range(width // s)]
+        grid, stride = np.split(np.array(cells, np.float32), [2], axis=1)
+        centres, sizes = (head[:, :2] + grid) * stride, np.exp(head[:, 2:4]) * stride
+        scores = head[:, 4:5] * head[:, 5:]
+    corners = np.hstack([centres - sizes / 2, centres + sizes / 2]).astype(np.float32)
+    if recipe.box_units == "normalized":
+        corners *= np.array(recipe.size * 2, np.float32)
+    is_best = scores == scores.max(axis=1, keepdims=True)
+    anchors, label = np.nonzero((scores > recipe.floor) & (is_best | recipe.multi_label))
+    corners, best = corners[anchors], scores[anchors, label]
+    ranks, kept = np.argsort(-best)[:MAX_PAIRS], []
+    for class_id in np.unique(label):
+        remaining = [i for i in ranks if label[i] == class_id]
+        while remaining:
+            first = remaining.pop(0)
+            kept.append(first)
+            remaining = [
+                i for i, iou in zip(remaining, overlap(corners[first], corners[remaining]), strict=True) if iou <= recipe.iou
+            ]
+    kept = sorted(kept, key=lambda i: -best[i])[:MAX_DETECTIONS]
+    return Detections(corners[kept], best[kept], label[kept].astype(np.int32))
+
+
+def assert_same(found: Detections, expected: Detections) -> None:
+    """Compare detections, ignoring the order of equal scores."""
+    assert sorted(found.classes) == sorted(expected.classes)
+    for box, score, label in zip(*found, strict=True):
+        same_class = np.flatnonzero(expected.classes == label)
+        overlaps = overlap(box, expected.boxes[same_class])
+        nearest = same_class[overlaps.argmax()]
+        assert overlaps.max() >= 0.99
+        assert abs(score - expected.scores[nearest]) <= 0.01
+
+
+def found_once(tensors: Mapping[str, Floats], recipe: DetectionRecipe) -> Detections:
+    """Decode the tensors of one image in which each object is found once."""
+    match recipe.head, list(tensors.values()):
+        case "end_to_end" | "rtdetr_topk", [head]:
+            boxes, scores, classes = head[:, :4], head[:, 4], head[:, 5]
+        case "rtdetr", [head]:
+            boxes, scores, classes = head[:, :4], head[:, 4:].max(axis=1), head[:, 4:].argmax(axis=1)
+        case "rfdetr", [boxes, logits]:
+            probabilities = (1 / (1 + np.exp(-logits[:, :-1]))).astype(np.float32)
+            query, classes = np.divmod(np.arange(probabilities.size), probabilities.shape[1])
+            boxes, scores = boxes[query], probabilities.ravel()
+        case _:
+            classes, boxes, scores = tensors.values()
+    if recipe.head in ("rtdetr", "rtdetr_topk", "rfdetr"):
+        boxes = np.hstack([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2])
+    if recipe.head != "end_to_end" or recipe.box_units == "normalized":
+        boxes = boxes * np.array(recipe.size * 2, np.float32)
+    kept = np.argsort(-scores, kind="stable")[:MAX_DETECTIONS]
+    kept = kept[scores[kept] > MIN_SCORE]
+    return Detections(boxes[kept].astype(np.float32), scores[kept], classes[kept].astype(np.int32))
+
+
+def objects_of(tensors: Mapping[str, NDArray[Any]], recipe: DetectionRecipe) -> Detections:
+    """Decode the tensors of one image."""
+    exact = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
+    return textbook(next(iter(exact.values())), recipe) if recipe.head in RAW_HEADS else found_once(exact, recipe)
+
 
 PHOTOS = sorted(IMAGES.glob("*.jpg"))
 MORE_PHOTOS = [pytest.param(path, marks=pytest.mark.system) for path in sorted((SHARED / "images").glob("*.jpg"))]
@@ -208,18 +306,6 @@ def test_query_may_be_of_several_classes(classes: int | None, found: list[int]) 
     assert seen.classes.tolist() == found
 
 
-@pytest.mark.parametrize(("sizes", "batch"), [((1, 7, ANCHORS), 1), ((1, 7, -1), 1), ((-1, 7, ANCHORS), "batch")])
-def test_batch_of_one_is_made_dynamic(sizes: Sequence[int], batch: int | str) -> None:
-    """In a network that reshapes a head before it returns it."""
-    model = exported({"flat": [7 * ANCHORS]}, batch=batch)
-    model.graph.node.append(helper.make_node("Reshape", ["flat", "sizes"], ["output0"]))
-    model.graph.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), "sizes"))
-    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("output0", TensorProto.FLOAT, [batch, 7, ANCHORS]))
-
-    found = outputs(session(compose_model(model, YOLO)), np.zeros((3, SQUARE, SQUARE, 3), np.uint8))
-    assert found[0].shape == (3, 1)
-
-
 MEANS = "network (float[1, 3, 64, 64] images) => ({}) {{ output = ReduceMean <axes = [2, 3], keepdims = 0> (images) }}"
 LOGITS = ClassificationRecipe(size=(64, 64), head="logits", scale=51.0)
 AS_THEY_ARE = ClassificationRecipe(size=(64, 64), head="probabilities", channels="BGR", mean=(0.1, 0.2, 0.3), std=(0.5, 1, 2))
@@ -312,19 +398,3 @@ def test_features_are_those_of_their_object(task: str, head: str, properties: di
         if task == "segmentation":
             assert found["prototypes"].dtype == np.float16
             np.testing.assert_allclose(found["prototypes"][image], tensors["output1"], atol=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("task", "metadata", "options", "message"),
-    [
-        ("pose", {"kpt_shape": [3, 3]}, {}, "do not fit a known head for pose"),
-        ("pose", {"kpt_shape": [1, 6]}, {}, "does not say `kpt_shape`"),
-        ("obb", {"task": "depth"}, {}, "is a model for the task 'depth'; these can be served: detection, classification, "),
-        ("obb", {}, {"box_units": "normalized"}, "cannot be served so: box_units is for detectors"),
-    ],
-)
-def test_user_is_told_what_is_wrong(task: str, metadata: dict[str, Any], options: dict[str, Any], message: str) -> None:
-    network = exported(feature_tensors(task, "yolo"), WIDE, **{"names": NAMES, **FEATURES[task], **metadata})
-
-    with pytest.raises(Unrecognized, match=message):
-        recognize(network, Options(**options))

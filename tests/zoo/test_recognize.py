@@ -13,7 +13,6 @@ from onnx import helper
 from app.imaging.fit import canvas_size, fit_for
 from app.model.spec import ModelSpec
 from app.model.triton_config import ScoreKind
-from app.zoo import registry
 from app.zoo.compose import compose_model
 from app.zoo.recipe import ClassificationRecipe, DetectionHeadName
 from app.zoo.recognize import Options, Unrecognized, recognize
@@ -149,17 +148,6 @@ def test_user_is_told_what_to_do(network: onnx.ModelProto, options: dict[str, An
         recognize(network, Options(**options))
 
     assert "\n" not in str(caught.value)
-
-
-def test_registry_of_the_project_is_valid() -> None:
-    entries = registry.load()
-
-    assert "yolo11n" in entries
-    for entry in entries.values():
-        assert [entry.url, entry.wheel, entry.npm].count(None) == 2
-        assert bool(entry.member) != bool(entry.url)
-        assert entry.recipe.architecture or entry.file_name.endswith(".onnx")
-    assert [*registry.select(entries, "ocr")] == ["ocr_detection", "ocr_direction", "ocr_recognition"]
 
 
 NETWORKS = {

