@@ -12,7 +12,7 @@ from app.settings.schema import Settings
 from nereid_client import AsyncClient, Client
 from tests.support import lifespan_of
 
-MODEL = {"name": "tiny", "version": "1", "backend": "triton", "device": "cpu"}
+TINY = {"name": "tiny", "version": "1", "backend": "triton", "device": "cpu"}
 
 
 def detected(
@@ -23,7 +23,7 @@ def detected(
         {**dict(zip(("x1", "y1", "x2", "y2"), corners, strict=True)), "confidence": score, "class_id": id_, "class_name": name}
         for name, id_, score, corners in boxes
     ]
-    body = {"detections": detections, "image": {"width": size[0], "height": size[1]}, "model": MODEL}
+    body = {"detections": detections, "image": {"width": size[0], "height": size[1]}, "model": TINY}
     return httpx.Response(200, json={**body, "total_time_ms": 1.5, "request_id": "0123456789abcdef", **others})
 
 

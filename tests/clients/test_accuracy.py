@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from nereid_client import AsyncClient, Detection, Prepare
-from tests.reference_detector import SCORE, Box, MatchCounts
+from tests.reference_detector import SCORE, Box, MatchCounts, matches
 from tests.support import SHARED
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("networks")]
@@ -26,6 +26,18 @@ def photo(picture: bytes) -> bytes:
 
 def boxes(detections: list[Detection]) -> list[Box]:
     return [Box(found.class_id, found.confidence, (found.x1, found.y1, found.x2, found.y2)) for found in detections]
+
+
+LEFT, RIGHT = (0.0, 0.0, 10.0, 10.0), (5.0, 0.0, 15.0, 10.0)
+BOX = Box(1, 0.9, LEFT)
+
+
+@pytest.mark.parametrize(
+    ("found", "count"),
+    [([BOX, Box(1, 0.8, LEFT)], 1), ([Box(2, 0.9, LEFT)], 0), ([Box(1, 0.9, RIGHT)], 0)],
+)
+def test_box_matches_at_most_one_of_its_class_and_place(found: list[Box], count: int) -> None:
+    assert matches([BOX], found, 0.9) == matches(found, [BOX], 0.9) == count
 
 
 @pytest.mark.parametrize(("prepare", "least"), [(Prepare(1280, 85), 0.9), (Prepare(640, 85), 0.77)], ids=str)

@@ -143,22 +143,6 @@ async def test_labels_find_classes_by_predicted_values_or_names(
     assert (prediction["score"] == 0) == (not expected)
 
 
-async def test_several_controls_have_labels_and_thresholds_of_their_own(server: httpx.AsyncClient) -> None:
-    config = """<?xml version="1.0" encoding="UTF-8"?><!-- all of them --><View>
-      <Choices name="c" toName="i"><Choice value="red"/></Choices>
-      <RectangleLabels name="no" toName="i" model_skip="true"><Label value="red"/></RectangleLabels>
-      <RectangleLabels name="a" toName="i" score_threshold="0.05"><Label value="red"/></RectangleLabels>
-      <RectangleLabels name="b" toName="i"><Label value="blue"/></RectangleLabels>
-      <RectangleLabels name="never" toName="i" model_score_threshold="1"><Label value="red"/></RectangleLabels>
-      <RectangleLabels name="text" toName="t"><Label value="red"/></RectangleLabels>
-      <RectangleLabels name="other" toName="j"><Label value="red"/></RectangleLabels>
-      <Text name="t" value="$text"/><Image name="i" value="$picture"/><Image name="j" value="$second"/></View>"""
-    (prediction,) = await results(server, ENCODED, config=config, key="picture")
-
-    labels = [(region["from_name"], region["value"]["rectanglelabels"][0]) for region in prediction["result"]]
-    assert labels == [("a", "red"), ("b", "blue")]
-
-
 async def test_task_has_a_result_or_an_error(server: httpx.AsyncClient) -> None:
     """Of too many, only the first has: Label Studio then asks for each alone."""
     images = [ENCODED, "", f"data:image/bmp;base64,{ENCODED}", 7, "/data/1.jpg", "s3://bucket/a.jpg", "http://[", f" {ENCODED}"]
@@ -226,17 +210,6 @@ async def test_images_of_label_studio_have_limits_of_size_and_time(
                 json(await server.post("/predict", json=request("/a.bmp")), status)
     async with backend(gateway, f"http://{LOOPBACK}:{free_port()}") as server:
         assert json(await server.post("/predict", json=request("/a.bmp")), 424)["detail"] == "Label Studio does not answer"
-
-
-async def test_address_that_is_not_the_gateway_is_502(studio: Host) -> None:
-    answers = {"/": response(b"<html>", "200 OK", "Content-Type: text/html"), "/moved/": redirect("https://nereid.example.org")}
-    studio.answers |= {path + route: answer for path, answer in answers.items() for route in ("readyz", "models", "detect")}
-    for url in (f"http://{LOOPBACK}:{free_port()}", studio.url("/", LOOPBACK), studio.url("/moved", LOOPBACK)):
-        with httpx.Client(base_url=url) as client:
-            server = calling(create_backend(client, Studio("", "")))
-            for method, path, body in (("GET", "/health", None), ("POST", "/setup", {}), ("POST", "/predict", request(ENCODED))):
-                answer = await server.request(method, path, json=body)
-                assert (answer.status_code, "NEREID_URL" in answer.json()["detail"]) == (502, True)
 
 
 @pytest.mark.parametrize(
