@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from app.resilience import worker_table
 from app.resilience.worker_table import WorkerTable
-from tests.fakes.clock import Clock
-from tests.support import TABLE_VARIABLE
+from tests.support import TABLE_VARIABLE, Clock
 
 T = TypeVar("T")
 

@@ -87,6 +87,19 @@ NEEDS_BYTES = pytest.mark.skipif(
 """Marks a test of a model that takes the encoded file."""
 
 
+class Clock:
+    """A clock that stands still; it replaces `monotonic` in some modules."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+        self.now = 1000.0
+        """Seconds; a test may set it."""
+        for module in modules:
+            monkeypatch.setattr(f"{module}.monotonic", self)
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def triton_home(folder: Path) -> str:
     """Make a folder the home of an embedded Triton, with the server that is installed; return its path."""
     for name in ("server", "python"):
@@ -226,11 +239,6 @@ async def transport_in_use(client: httpx.AsyncClient) -> str:
     return str(report["tritons"][0]["transport"])
 
 
-def is_mapped(transport: Transport) -> bool:
-    """Return whether any Triton has mapped an arena."""
-    return any(map(transport.maps_memory, transport.regions))
-
-
 async def eventually(holds: Callable[[], bool]) -> None:
     """Wait until something holds; the test's own limit ends this."""
     while not holds():  # noqa: ASYNC110 - nobody tells
@@ -240,12 +248,6 @@ async def eventually(holds: Callable[[], bool]) -> None:
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     """Wait until an answer is as it must be; the test's own limit ends this."""
     while not await holds():  # noqa: ASYNC110 - as above
-        await asyncio.sleep(0.01)
-
-
-async def until_ready(client: httpx.AsyncClient) -> None:
-    """Wait until the default model is ready; a connection to a Triton that was restarted takes a moment."""
-    while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110 - as above
         await asyncio.sleep(0.01)
 
 

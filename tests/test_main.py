@@ -22,11 +22,10 @@ from app.pipeline.decode_threads import DecodeThreads
 from app.resilience.fairness import ANYBODY
 from app.settings.schema import Settings
 from app.triton.shared_memory import SHM
-from tests.fakes.otlp import receiving_traces
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.imaging.samples import encode
-from tests.pipeline.gate import Gate
 from tests.support import SCENE, eventually, started
+from tests.world import Gate
 
 
 @pytest.fixture(autouse=True)
@@ -170,16 +169,3 @@ async def test_housekeeping_goes_on_after_an_error_and_returns_the_memory_of_a_b
         await some_rounds()
 
     returned.assert_called_once_with()
-
-
-async def test_traces_are_exported_before_the_application_ends(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = set(threading.enumerate())
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
-    async with serving(FakeTriton()) as port:
-        with receiving_traces() as receiver:
-            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-            async with started(create_app(msgspec.structs.replace(with_triton(settings, port), tracing=True))) as client:
-                response = await client.get("/livez")
-                assert receiver.spans == []
-            assert receiver.named("GET /livez").trace_id.hex() == response.headers["traceparent"].split("-")[1]
-    assert not [thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("Otel")]

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import cached_property, partial
@@ -34,6 +35,7 @@ from app.triton.pool import TritonPool
 from app.triton.shared_memory import Slot
 from app.triton.transport import Mode, Transport
 from tests.fakes.triton import SPEC, FakeTriton, serving
+from tests.processes import PATIENCE_SECONDS
 from tests.support import LIMITS, METRICS, SCENE, TABLE, eventually, open_admission
 
 HANG_SECONDS = 60.0
@@ -85,6 +87,28 @@ def time_of_app() -> Iterator[Time]:
             if name.startswith("app.") and vars(module).get("monotonic") is monotonic:
                 patch.setattr(module, "monotonic", time)
         yield time
+
+
+class Gate:
+    """Blocks a step in its thread until the gate is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def block(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[str]:  # noqa: ANN401
+        """Block a step; return a list that gets the names of the threads that reach it."""
+        step = getattr(module, name)
+        entered: list[str] = []
+
+        def blocked(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
+            entered.append(threading.current_thread().name)
+            self.reached.set()
+            self.opened.wait(PATIENCE_SECONDS)
+            return step(*arguments, **keywords)
+
+        monkeypatch.setattr(module, name, blocked)
+        return entered
 
 
 class World:
@@ -183,10 +207,16 @@ class World:
         return await self.admission.admit(model, 1, self.admission.memory.reserve(ANYBODY), Deadline.after(1e9))
 
     async def infer(
-        self, seconds: float = 30, *, request_id: str = "id", trace: TraceContext | None = None, spec: ModelSpec | None = None
+        self,
+        seconds: float = 30,
+        *,
+        request_id: str = "id",
+        caller: Caller = ANYBODY,
+        trace: TraceContext | None = None,
+        spec: ModelSpec | None = None,
     ) -> InferResult:
         spec = spec or self.spec
-        call = CallContext(Deadline.after(seconds), Timing(), request_id, trace=trace)
+        call = CallContext(Deadline.after(seconds), Timing(), request_id, caller, trace=trace)
         await self.transport.prepare(spec.image_bytes)
         with await self.admit(spec.reference) as permit:
             buffer = self.transport.allocate(spec.image_shape, np.uint8, spec.image_bytes, permit)

@@ -26,7 +26,6 @@ from tests.api.conftest import settings_for
 from tests.api.virtual_time import in_virtual_time, now
 from tests.fakes.https import Host, redirect, response
 from tests.fakes.triton import FakeTriton, serving
-from tests.pipeline.gate import Gate
 from tests.support import (
     SCENE,
     Receive,
@@ -40,6 +39,7 @@ from tests.support import (
     open_admission,
     receiving,
 )
+from tests.world import Gate
 
 LIMITS = BodyLimits(100, total_seconds=30)
 

@@ -21,9 +21,8 @@ from app.resilience.fairness import ANYBODY, Caller
 from app.telemetry.timing import Timing
 from tests.fakes.models import SIZE
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response
-from tests.pipeline.gate import Gate
 from tests.support import METRICS, SCENE, eventually, in_cycles
-from tests.world import World, open_world
+from tests.world import Gate, World, open_world
 
 OBJECTS = 300
 SECONDS = 20.0

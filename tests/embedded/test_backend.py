@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from onnx import parser
 from PIL import Image
 
-from app.embedded import bytes_tensor
 from app.embedded.file_input import FileInput
 from app.errors import UnsupportedModel
 from app.imaging.fit import Letterbox
@@ -44,7 +43,6 @@ small (uint8[batch, 32, 32, 3] image) => (float[batch] means) {
     means = ReduceMean <axes = [1, 2, 3], keepdims = 0> (values)
 }"""
 SIDE = 64
-BYTES, UINT8 = 13, 2
 
 
 def config(**parameters: str) -> dict[str, Any]:
@@ -250,46 +248,3 @@ def test_parameters_are_those_of_the_config() -> None:
     del unclear["parameters"]["square"]
     with pytest.raises(UnsupportedModel, match="square"):
         FileInput(unclear)
-
-
-def encoded(*elements: bytes) -> bytes:
-    return b"".join(len(element).to_bytes(4, "little") + element for element in elements)
-
-
-class RawTensor(bytes_tensor.TensorMembers):
-    """Triton's tensor. As in pybind11, the address of its members is behind Python's header: ctypes has it there, too."""
-
-    def __init__(self, content: bytes, shape: tuple[int, ...], *, datatype: int = BYTES, name: bytes = b"file") -> None:
-        self.shape = shape
-        self.buffers = ctypes.create_string_buffer(name), ctypes.create_string_buffer(content, len(content) + 1)
-        address, memory = map(ctypes.addressof, self.buffers)
-        size = len(content)
-        super().__init__(name_address=address, name_length=len(name), datatype=datatype, memory=memory, memory_bytes=size)
-
-    def name(self) -> str:
-        return "file"
-
-    def as_numpy(self) -> NDArray[np.object_]:
-        triton: Any = ModuleType("triton_python_backend_utils")
-        bytes_tensor.leave_undecoded(triton)
-        array: NDArray[np.object_] = triton.deserialize_bytes_tensor(np.zeros(9, np.uint8)).reshape(list(self.shape))
-        return array
-
-
-@pytest.mark.parametrize("files", [[b"one"], [b"\0\0", b"", b"GIF89a" * 30_000]])
-def test_elements_are_read_as_they_were_sent(files: list[bytes]) -> None:
-    assert bytes_tensor.read(RawTensor(encoded(*files), (len(files), 1))).tolist() == [[file] for file in files]
-
-
-@pytest.mark.parametrize(
-    ("tensor", "error"),
-    [
-        (RawTensor(encoded(b"a", b"b"), (3, 1)), "cannot reshape"),
-        (RawTensor(encoded(b"a"), (1, 1), datatype=UINT8), "cannot be read"),
-        (RawTensor(encoded(b"a"), (1, 1), name=b"f"), "cannot be read"),
-    ],
-)
-def test_object_that_is_laid_out_otherwise_is_an_error(tensor: RawTensor, error: str) -> None:
-    """Another Triton is noticed before anything is taken for an address of data."""
-    with pytest.raises((RuntimeError, ValueError), match=error):
-        bytes_tensor.read(tensor)

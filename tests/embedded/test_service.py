@@ -10,8 +10,8 @@ import pytest
 
 from app.embedded.service import CheckError, Service, ServiceError
 from app.host.program import CommandError
-from tests.fakes.clock import Clock
 from tests.processes import PATIENCE_SECONDS, wait_for
+from tests.support import Clock
 
 DOWN = CheckError("it does not answer")
 DEAD = CheckError("a process has died", is_final=True)
@@ -144,13 +144,6 @@ def test_defect_that_a_restart_does_not_mend_is_restarted_later_and_later(watch:
         assert program.killed == restarted
         program.look(1)
         assert program.killed == restarted + 1
-    for pause in (7200, 60):
-        program.find()
-        program.look(pause)
-        assert program.service.is_ready
-        program.service.note_defect("wrong")
-        program.service.tick()
-        assert not program.service.is_ready
 
 
 @pytest.mark.parametrize(

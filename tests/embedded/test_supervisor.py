@@ -63,7 +63,6 @@ def stop(number, _):
     note("told to stop by " + signal.Signals(number).name)
     {stop}
 
-signal.signal(signal.SIGHUP, lambda *_: note("told to renew its workers"))
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGINT, stop)
 note("started with " + " ".join(sys.argv[1:]) + " in " + ("its own process group" if os.getpgid(0) == os.getpid() else "ours"))
@@ -200,26 +199,6 @@ def stop_when(*conditions: Condition) -> Story:
         stop()
 
 
-def test_serve_tells_where_it_listens_and_when_a_triton_can_run_the_model(serve: Serve) -> None:
-    for path in ("livez", "readyz"):
-        (serve.folder / path).touch()
-
-    def story() -> Story:
-        yield serve.looked_again()
-        assert serve.lines == []
-        (serve.folder / "livez").unlink()
-        yield serve.shows("listening at")
-        (serve.folder / "readyz").unlink()
-        yield serve.shows("ready: POST")
-        yield serve.looked_again()
-        stop()
-
-    assert serve.run(story(), triton_endpoints="gpu:8001") == 0
-    listening, ready, _ = serve.lines
-    assert listening.startswith(f"listening at {serve.settings.local_url}, but no Triton at gpu:8001 can run yolo11n yet: ")
-    assert ready.startswith(f"ready: POST {serve.settings.local_url}/detect")
-
-
 @pytest.mark.parametrize("is_told_again", [True, False])
 def test_second_signal_or_the_end_of_the_time_ends_what_does_not_end_itself(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, *, is_told_again: bool
@@ -257,27 +236,6 @@ def test_systemd_is_told_when_all_is_ready_and_then_that_it_works(serve: Serve, 
     assert serve.notes()[:2] == [STARTED, "tells ''"]
 
 
-def test_instances_renew_their_workers_and_are_restarted_alone(serve: Serve) -> None:
-    """All have one table of workers; a proxy may be started once all answer."""
-    serve.write_api(begin=f"note('shares ' + str(os.fstat(int(os.environ[{TABLE_VARIABLE!r}])).st_ino))")
-    first, second, renew = "nereid-1", "nereid-2", "told to renew its workers"
-
-    def story() -> Story:
-        yield serve.shows("ready")
-        stop(signal.SIGHUP)  # operators send it to a service that should read its files again
-        yield serve.noted(f"{first} {renew}", f"{second} {renew}")
-        os.kill(int((serve.folder / f"{first} process").read_text(encoding="utf-8")), signal.SIGKILL)
-        yield lambda: len(serve.notes(first)) == 5
-        stop()
-
-    assert serve.run(story(), instances=2, socket=str(serve.folder)) == 0
-    begin = serve.notes(first)[:2]
-    assert serve.notes(first) == [*begin, renew, *begin, TOLD]
-    assert serve.notes(second) == [*begin, renew, TOLD]
-    assert begin[0] == STARTED
-    assert serve.lines[1:] == [f"instance {first}.sock exited with code -9; restarting it", STOPPING]
-
-
 @pytest.mark.parametrize(
     ("metric", "reason"), [(MODEL_DEATHS, "a process of other has died"), (WRONG_ANSWERS, "the answers of other are wrong")]
 )
@@ -300,19 +258,6 @@ def test_triton_whose_model_has_died_or_is_wrong_is_restarted(serve: Serve, trit
     assert serve.notes() == [STARTED, TOLD]
     assert triton.poll() is None  # whoever has started it ends it
     serve.sweep.assert_called_once_with()
-
-
-def test_triton_that_cannot_be_restarted_ends_everything(serve: Serve, triton: Triton) -> None:
-    """Whatever has started `serve` starts it again."""
-
-    def story() -> Story:
-        yield serve.shows("ready")
-        triton.failure = "no room"
-        triton.process.kill()
-
-    assert serve.run(story(), triton) == 1
-    assert serve.notes() == [STARTED, TOLD]
-    assert [line.startswith("Triton could not be started (no room") for line in serve.lines[2:]] == [True] * 5
 
 
 def test_api_does_not_work_without_signs_of_life(serve: Serve, request: pytest.FixtureRequest) -> None:

@@ -258,27 +258,6 @@ _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_len
 
 
 @asynccontextmanager
-async def serving_bytes(answer: bytes) -> AsyncIterator[str]:
-    """Answer everything with the same bytes, whether or not they are a message; yields `host:port`."""
-
-    async def call(_: bytes, __: Any) -> bytes:  # noqa: ANN401
-        return answer
-
-    methods = dict.fromkeys(
-        (method.name for method in messages.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods),
-        grpc.unary_unary_rpc_method_handler(call),
-    )
-    server = grpc.aio.server(options=_OPTIONS)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
-
-
-@asynccontextmanager
 async def serving(
     fake: FakeTriton, port: int = 0, tls: grpc.ServerCredentials | None = None, address: str = ""
 ) -> AsyncIterator[int]:

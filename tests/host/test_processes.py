@@ -22,11 +22,10 @@ from app.host.ports import is_free, is_loopback, is_this_machine, remove_stale_s
 from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within, end_group, kill_group
 from app.host.program import CommandError
 from app.host.signals import StopSignals
-from tests.fakes.clock import Clock
 from tests.fakes.http import listening_on, scripted
 from tests.processes import PATIENCE_SECONDS, has_ended, nothing_left_running, wait_until_gone  # noqa: F401 - a fixture
 from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
-from tests.support import ROOT, free_port
+from tests.support import ROOT, Clock, free_port
 
 Process = subprocess.Popen[bytes]
 LIVE = "while :; do sleep 0.05; done"

@@ -6,9 +6,8 @@ import pytest
 
 from app.errors import GatewayError
 from tests.fakes.triton import SPEC
-from tests.pipeline.gate import Gate
 from tests.pipeline.refusals import STOPPING, Refusal
-from tests.world import World, open_world
+from tests.world import Gate, World, open_world
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,9 +1,7 @@
-"""Batches of images: those that callers send, whose memory is given back, and those that go to Triton together."""
+"""Batches of images and tensors that callers send: they succeed and fail alone, and their memory is given back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from itertools import count
-from types import SimpleNamespace
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -11,35 +9,26 @@ import pytest
 
 from app.errors import (
     DeadlinePassed,
-    GatewayError,
     GatewayFull,
     InferenceFailed,
     InvalidParameter,
     MalformedRequest,
 )
-from app.model.spec import ModelSpec, from_triton_config
-from app.pipeline import batcher as batcher_module
 from app.pipeline import preprocess
-from app.pipeline.batch import Batch, Call, PendingImage
 from app.pipeline.batch_request import BatchRequest, Image
-from app.pipeline.batcher import Batcher
 from app.pipeline.call import CallContext, DetectOptions
 from app.pipeline.results import Detections
 from app.pipeline.tensors import run_tensor
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import ANYBODY, Caller
-from app.resilience.lease import Lease
+from app.resilience.fairness import ANYBODY
 from app.resilience.memory import MemoryBudget
 from app.telemetry.timing import Timing
 from app.triton.messages import InferResult
-from app.triton.model_on_server import InFlightCall, ModelOnServer
-from tests.fakes.clock import Clock
 from tests.fakes.https import Host, response, serving
 from tests.fakes.triton import CONFIG, config_with, infer_response
 from tests.pipeline import refusals
-from tests.pipeline.gate import Gate
 from tests.support import SCENE, eventually, in_cycles
-from tests.world import World
+from tests.world import Gate, World
 
 OPTIONS = DetectOptions(None, 0.5, None, 10)
 IMAGE = "/scene.bmp"
@@ -217,125 +206,3 @@ async def test_tensor_is_sent_again_if_triton_is_being_stopped_or_the_model_was_
     world.fake.model_versions = ["3"]
     with pytest.raises(MalformedRequest, match=r"of shape \[64, 64, 3\]"):
         await ask_tensor(world)
-
-
-BATCHED = from_triton_config({**CONFIG, "max_batch_size": 4}, "1")
-
-
-class Calls:
-    """Answers each image with the number in its tensor, once `may_answer` is set; tests set the attributes."""
-
-    def __init__(self, max_calls: float) -> None:
-        self.max_calls = max_calls
-        server: Any = SimpleNamespace(specs=SimpleNamespace(known=lambda spec: spec), regions=set())
-        self.served = ModelOnServer(server)
-        self.batches: list[list[int]] = []
-        """The numbers of the images of each call, in order."""
-        self.are_urgent: list[bool] = []
-        """Whether Triton should run each call before others."""
-        self.may_answer = asyncio.Event()
-        self.poison: dict[int, GatewayError] = {}
-        """Errors by the number of the image that causes them; they fail the whole batch."""
-
-    def find(self, _: ModelSpec, more_calls: int = 0) -> ModelOnServer | None:
-        return self.served if self.served.calls < self.max_calls + more_calls else None
-
-    async def infer(self, batch: Batch, call: InFlightCall) -> list[InferResult]:
-        numbers = [int(image.buffer.tensor[0]) for image in batch.images]
-        self.batches.append(numbers)
-        self.are_urgent.append(batch.is_urgent)
-        await self.may_answer.wait()
-        self.served.note_answer(len(numbers), call.began_at)
-        for number in numbers:
-            if number in self.poison:
-                raise self.poison[number]
-        return InferResult({"output0": np.array(numbers, np.float32)[:, None]}, "1").split(batch.spec, len(numbers))
-
-    def abandon(self, image: PendingImage, call: Call | None) -> None: ...
-
-
-class Setup:
-    def __init__(self) -> None:
-        self.calls = Calls(1)
-        calls: Any = self.calls
-        self.batcher = Batcher(calls)
-        self.asking: list[asyncio.Task[float]] = []
-        self._numbers = count()
-
-    async def start(self, images: int = 1, caller: str = "", *, seconds: float = 30) -> Sequence[asyncio.Task[float]]:
-        """Start requests; their results are the numbers of their images, from 0."""
-        call = CallContext(Deadline.after(seconds), Timing(), "", Caller(caller))
-        started = [asyncio.ensure_future(self._infer(next(self._numbers), call)) for _ in range(images)]
-        self.asking += started
-        await turns()
-        return started
-
-    async def _infer(self, number: int, call: CallContext) -> float:
-        call = call._replace(timing=Timing(), request_id=f"id{number}")
-        buffer: Any = SimpleNamespace(slot=None, tensor=np.array([number], np.uint8))
-        with Lease() as permit:
-            as_permit: Any = permit
-            result = await self.batcher.run(PendingImage(BATCHED, buffer, call, as_permit))
-            return float(result.outputs["output0"][0, 0])
-
-    async def finish(self) -> list[Any]:
-        """Let all be answered; return the results."""
-        self.calls.may_answer.set()
-        return await asyncio.gather(*self.asking, return_exceptions=True)
-
-
-async def turns() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-@pytest.fixture
-async def setup() -> AsyncIterator[Setup]:
-    made = Setup()
-    yield made
-    await made.finish()
-    await turns()
-    assert len(made.batcher.waiting) == made.batcher.calls == 0
-    assert not made.batcher.tasks
-
-
-async def test_poison_after_poison_ends_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches end when no retries are left, so that no image ever fails because of another."""
-    monkeypatch.setattr(batcher_module, "_MAX_ISOLATED", 6)
-    setup = Setup()
-    setup.calls.poison = {number: InferenceFailed("no") for number in range(0, 40, 2)}
-    await setup.start(40)
-    results = await setup.finish()
-
-    assert [result for result in results if not isinstance(result, InferenceFailed)] == list(range(1, 40, 2))
-    assert len(setup.calls.batches) <= 40 + 6
-    assert all(len(batch) == 1 for batch in setup.calls.batches[-20:])
-
-
-async def test_caller_with_no_image_under_way_has_one_extra_call(setup: Setup) -> None:
-    setup.calls.max_calls = 2
-    for images, caller in ((6, "a"), (3, "b"), (1, "c"), (1, "a")):
-        await setup.start(images, caller)
-
-    assert setup.calls.batches == [[0], [1], [6]]
-    assert setup.calls.are_urgent == [False, False, True]
-    assert await setup.finish() == list(range(11))
-
-
-async def test_image_that_can_only_be_late_is_not_sent(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recent calls took longer than it has left, and another one is under way. A single measurement decides nothing."""
-    clock = Clock(monkeypatch, "app.triton.model_on_server", "app.resilience.deadline")
-    setup.calls.served.forget_speed()  # measured from now
-    setup.calls.max_calls = 3
-    await setup.start(1)
-    await setup.start(1)
-    clock.now += 5
-    assert await setup.finish() == [0, 1]
-    setup.calls.may_answer.clear()
-    await setup.start(1)
-    (late,) = await setup.start(1, seconds=4)
-    assert isinstance(late.exception(), DeadlinePassed)
-    await setup.start(1, seconds=6)
-    assert (await setup.finish())[4:] == [4]
-
-    assert await (await setup.start(1, seconds=0.1))[0] == 5  # alone

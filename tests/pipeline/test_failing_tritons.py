@@ -1,4 +1,4 @@
-"""Tritons that fail, hang or fall silent: what opens the circuit of a model, and what a probe asks."""
+"""Tritons that fail, hang or fall silent: what opens the circuit of a model, what a probe asks, and what another Triton does."""
 
 import asyncio
 import struct
@@ -158,3 +158,86 @@ async def test_probe_shows_whether_triton_can_run_the_model(
             await run_probe(client, SPEC)
 
     assert len(fake.requests) == 1
+
+
+CONFIG_OF_BATCHES = {**CONFIG, "max_batch_size": 4}
+
+
+class AnsweringTriton(FakeTriton):
+    """Answers batches of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = CONFIG_OF_BATCHES
+
+    async def ModelInfer(self, request: object, context: object) -> object:  # noqa: N802
+        images = request.inputs[0].shape[0]  # type: ignore[attr-defined]
+        self.answer = infer_response(output0=np.zeros((images, 2, 6), np.float32))
+        return await super().ModelInfer(request, context)
+
+    @property
+    def batches(self) -> list[int]:
+        """The number of images in each call, without those of probes."""
+        return [request.inputs[0].shape[0] for request in self.requests if request.id != "probe"]
+
+    @property
+    def images(self) -> int:
+        """The number of images in all calls, without those of probes."""
+        return sum(self.batches)
+
+
+TWO = pytest.mark.world(AnsweringTriton, AnsweringTriton, max_calls=1)
+
+
+@TWO
+@pytest.mark.parametrize("refusal", [refusals.FULL, refusals.FAILED, refusals.GONE])
+async def test_call_that_one_triton_refuses_goes_to_the_other(world: World, refusal: Refusal) -> None:
+    """A retry at another Triton needs no budget."""
+    await world.until_known()
+    world.max_calls = 100
+    world.fake.refusal = world.fake.model_refusal = refusal
+
+    assert await world.errors(30) == []
+    assert world.fakes[1].images == 30
+
+
+@TWO
+async def test_triton_whose_model_fails_is_left_out_while_another_runs_it(world: World) -> None:
+    await world.until_known()
+    world.fake.refusal = refusals.FAILED
+    while world.usable != [False, True]:
+        world.server.model("tiny").forget_speed()  # otherwise it is hardly ever chosen again
+        assert await world.errors(1) == []
+        await world.until_known()
+    failed = world.fake.images
+    assert failed >= 5
+    asked = len(world.fake.requests)
+    for probes in (1, 2):
+        await world.time.skip(1)
+        await eventually(lambda probes=probes: len(world.fake.requests) >= asked + probes)  # type: ignore[misc]
+    assert await world.errors(10) == []
+    assert (world.fake.images, world.usable) == (failed, [False, True])
+    world.fakes[1].refusal = refusals.FAILED  # then it cannot process the blank image, and Triton is not the cause
+
+    await eventually(lambda: world.usable == [True, True])
+
+
+@TWO
+async def test_batches_are_as_large_as_the_triton_takes(world: World) -> None:
+    await world.until_known()
+    near, far = world.fakes
+    far.config = {**CONFIG_OF_BATCHES, "max_batch_size": 2}
+    world.pool.servers[1].specs.forget("tiny")
+    await world.until_known()
+    world.hold()
+    asking = asyncio.ensure_future(world.errors(12))
+    await eventually(lambda: world.running == [1, 1])
+    near.next_refusals = [None, refusals.BROKEN]  # its batch of four cannot go to the other one
+    near.may_answer.set()
+    await eventually(lambda: len(near.requests) >= 3)
+    far.may_answer.set()
+
+    assert await asking == []
+    assert near.batches[:3] == [1, 4, 4]
+    assert await world.errors(30) == []
+    assert [max(fake.batches) for fake in world.fakes] == [4, 2]

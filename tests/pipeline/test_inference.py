@@ -1,5 +1,6 @@
 """Inferences at one Triton: what is tried again, and what stays in use until an RPC has ended."""
 
+import asyncio
 import signal
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady
 from app.main import create_app
 from app.pipeline import triton_calls
+from app.resilience.fairness import Caller
 from app.settings.schema import Settings
 from app.telemetry.trace_context import TraceContext
 from app.triton.shared_memory import SHM, Arena
@@ -21,14 +23,13 @@ from tests.fakes.triton import SPEC, infer_response
 from tests.pipeline import refusals
 from tests.pipeline.conftest import fail, is_closed
 from tests.pipeline.refusals import Refusal
-from tests.support import SCENE, eventually, finds, is_mapped, json, started
+from tests.support import SCENE, eventually, finds, json, started
 from tests.world import IMAGE, World
 
 TRACE = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
 
 pytestmark = [pytest.mark.world(mode="inline"), pytest.mark.usefixtures("_no_delays")]
 SHARED = pytest.mark.world(mode="auto")
-SHARED_OR_NOT = pytest.mark.parametrize("is_shared", [pytest.param(True, marks=SHARED), False])
 
 
 @pytest.fixture
@@ -48,19 +49,6 @@ def has_slot(request: Any) -> bool:  # noqa: ANN401
     return "shared_memory_region" in request.inputs[0].parameters
 
 
-@SHARED_OR_NOT
-async def test_inference_is_asked_once_and_answered(world: World, *, is_shared: bool) -> None:
-    answer = await world.infer(100, request_id="abc")
-
-    assert answer.outputs["output0"].sum() == 12
-    (request,) = world.fake.requests
-    assert request.id == "abc"
-    assert 50_000_000 < request.parameters["timeout"].int64_param < 100_000_000
-    assert has_slot(request) is is_shared
-    assert list(request.raw_input_contents) == ([] if is_shared else [IMAGE.tobytes()])
-    assert "traceparent" not in world.fake.metadata[0]
-
-
 @pytest.mark.parametrize(
     ("version", "cancelled"),
     [("2.59.1", 2), ("2.51.0", 0), pytest.param("2.59.1", 0, marks=SHARED)],
@@ -78,21 +66,6 @@ async def test_inference_is_cancelled_only_if_that_is_safe(world: World, version
 
     assert not world.slot or world.is_slot_free
     assert world.fake.cancelled == cancelled
-
-
-@SHARED
-@pytest.mark.parametrize("accepts_regions", [True, False])
-async def test_forgotten_region_is_registered_again_or_done_without(world: World, *, accepts_regions: bool) -> None:
-    world.fake.regions.clear()
-    world.fake.accepts_regions = accepts_regions
-    assert await world.infer()
-
-    first, second = world.fake.requests
-    assert has_slot(first)
-    assert has_slot(second) is accepts_regions
-    assert list(second.raw_input_contents) == ([] if accepts_regions else [IMAGE.tobytes()])
-    assert is_mapped(world.transport) == accepts_regions
-    assert world.is_slot_free
 
 
 @pytest.mark.parametrize(
@@ -168,6 +141,20 @@ async def test_few_requests_are_tried_again(world: World) -> None:
     world.fake.next_refusals = [refusals.STOPPING]
 
     assert await world.infer()
+
+
+@pytest.mark.world(max_calls=2)
+async def test_caller_with_no_image_under_way_has_one_extra_call(world: World) -> None:
+    world.hold()
+    asking = [asyncio.create_task(world.infer(caller=Caller("a"))) for _ in range(6)]
+    await eventually(lambda: world.running == [2])
+    asking += await world.start(caller=Caller("b"))
+    asking.append(asyncio.create_task(world.infer(caller=Caller("c"))))
+    await world.round_trip()
+    assert world.running == [3]
+    world.let_answer()
+
+    await asyncio.gather(*asking)
 
 
 @pytest.mark.system

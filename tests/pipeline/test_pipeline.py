@@ -1,43 +1,46 @@
-"""The whole pipeline: replaced models, threads, deadlines, memory and slots, and what the options of a request leave out."""
+"""The whole pipeline: replaced models, threads, deadlines, memory and slots; what is dropped frees its memory."""
 
 import asyncio
+import os
 import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
+import PIL.Image
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from app.detection.nms import Candidates
 from app.errors import (
     DeadlinePassed,
-    GatewayFull,
     InvalidImage,
     InvalidModelOutput,
-    InvalidParameter,
     ModelNotReady,
 )
 from app.imaging.fit import fit_for
-from app.imaging.transform import ImageTransform
-from app.model.heads import DetectionHead, OutputFormat
 from app.model.spec import from_triton_config
 from app.pipeline import call as call_module
+from app.pipeline import draw as draw_module
 from app.pipeline import preprocess, results
+from app.pipeline.call import CallContext
+from app.pipeline.decode_threads import DecodeThreads
 from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
-from app.telemetry.timing import Timing
+from app.resilience.fairness import SHADOW, Caller, Turn
+from app.resilience.lease import Lease
+from app.telemetry.timing import DRAW, Timing
 from app.triton.messages import InferResult
 from app.triton.shared_memory import SLOTS
-from tests.detection.test_select import crowds
 from tests.fakes import models
-from tests.fakes.triton import CONFIG, FakeTriton, infer_response
+from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
+from tests.imaging.samples import encode
 from tests.pipeline import refusals
-from tests.pipeline.gate import Gate
-from tests.support import LIMITS, SCENE, eventually
-from tests.world import World
+from tests.processes import PATIENCE_SECONDS
+from tests.support import SCENE, eventually
+from tests.world import Gate, World
 
 TABLE = np.array([[8, 16, 16, 24, 0.5, 1], [0, 8, 32, 24, 0.75, 0]], np.float32)
 """Two rows in pixels of the 32 x 32 canvas. The image of 200 x 100 covers 32 x 16 of it."""
@@ -52,19 +55,6 @@ def output(tensor: NDArray[np.float32]) -> dict[str, Any]:
 async def world(world: World) -> World:
     world.fake.answer = infer_response(output0=TABLE)
     return world
-
-
-async def test_image_becomes_detections(world: World) -> None:
-    world.fake.model_versions = ["7"]
-    timing = Timing()
-    found = await world.detect(timing=timing)
-
-    assert found.boxes.tolist() == [[0, 0, 200, 100], [50, 50, 100, 100]]
-    assert found.scores.tolist() == [0.75, 0.5]
-    assert found.class_ids.tolist() == [0, 1]
-    assert (found.width, found.height) == models.SIZE
-    assert (found.spec.name, found.version) == ("tiny", "7")
-    assert list(timing.stages) == ["model", "queue", "decode", "batch", "infer", "post"]
 
 
 def replace(fake: FakeTriton, version: str = "2", labels: str = "new,other", **config: Any) -> None:  # noqa: ANN401
@@ -84,18 +74,6 @@ async def test_model_that_is_replaced_all_the_time_is_not_ready(world: World) ->
         await world.detect()
 
     assert len(world.fake.requests) == 4
-
-
-@pytest.mark.world(memory_bytes=2000)
-async def test_bodies_take_memory_while_triton_does_not_answer(world: World) -> None:
-    world.fake.may_tell.clear()
-    waiting = [asyncio.ensure_future(world.detect(bytes(1000))) for _ in range(2)]
-    await eventually(lambda: world.used_bytes == 2000)
-    with pytest.raises(GatewayFull, match="no memory left"):
-        await world.detect(bytes(1000))
-    await world.leave(waiting)
-
-    assert world.used_bytes == 0
 
 
 async def test_answer_has_the_labels_of_the_version_that_gave_it(world: World) -> None:
@@ -129,24 +107,17 @@ async def test_version_of_another_size_is_asked_with_an_image_of_that_size(world
 
 
 @pytest.mark.parametrize(
-    ("step", "config", "image_format", "options", "is_threaded"),
+    ("step", "config", "options", "is_threaded"),
     [
-        ("fill_input", CONFIG, "JPEG", {}, True),
-        ("fill_input", CONFIG | FILE, "JPEG", {}, False),  # only its header is read; Pillow may take longer for others
-        ("fill_input", CONFIG | FILE, "PNG", {}, True),
-        ("decode_boxes", CONFIG, "BMP", {}, False),
-        ("decode_boxes", CONFIG, "BMP", {"iou": 0.5}, True),
-        ("decode_boxes", CONFIG | output(np.zeros((6, 21), np.float32)), "BMP", {}, True),
+        ("fill_input", CONFIG, {}, True),
+        ("fill_input", CONFIG | FILE, {}, False),  # only its header is read
+        ("decode_boxes", CONFIG, {}, False),
+        ("decode_boxes", CONFIG, {"iou": 0.5}, True),
+        ("decode_boxes", CONFIG | output(np.zeros((6, 21), np.float32)), {}, True),
     ],
 )
-async def test_work_of_milliseconds_runs_in_a_thread(  # noqa: PLR0913, PLR0917 - a table
-    monkeypatch: pytest.MonkeyPatch,
-    world: World,
-    step: str,
-    config: dict[str, Any],
-    image_format: str,
-    options: dict[str, Any],
-    is_threaded: bool,  # noqa: FBT001
+async def test_work_of_milliseconds_runs_in_a_thread(  # noqa: PLR0913 - a table
+    monkeypatch: pytest.MonkeyPatch, world: World, step: str, config: dict[str, Any], options: dict[str, Any], *, is_threaded: bool
 ) -> None:
     """On the event loop, it would delay every other request; all else takes less time than a thread costs."""
     world.fake.config = config
@@ -159,7 +130,7 @@ async def test_work_of_milliseconds_runs_in_a_thread(  # noqa: PLR0913, PLR0917 
         return original(*arguments)
 
     monkeypatch.setattr(module, step, noted)
-    await world.detect(models.scene(image_format), **options)
+    await world.detect(models.scene("JPEG"), **options)
 
     threads = [name for name in threads if not name.startswith("asyncio")]  # of a gateway of another test
     assert [name.startswith("decode") for name in threads] == [is_threaded]
@@ -208,98 +179,6 @@ async def test_slot_and_place_are_free_only_when_thread_and_rpc_have_ended(
     assert len(world.fake.requests) == 1
 
 
-async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
-    """Threads and RPCs use slots, also after their requests have left."""
-    world.hold()
-    asking = [asyncio.ensure_future(world.detect())]
-    await eventually(lambda: len(world.fake.requests) == 1)
-    gate.block(monkeypatch, preprocess, "fill_input")
-    asking.append(asyncio.ensure_future(world.detect()))
-    await eventually(gate.reached.is_set)
-    await world.time.skip(30)
-    late = await asyncio.gather(*asking, return_exceptions=True)
-    assert [type(error) for error in late] == [DeadlinePassed] * 2
-    asyncio.get_running_loop().call_soon(world.let_answer)
-    threading.Timer(0.1, gate.opened.set).start()
-    await world.pipeline.close()
-
-    assert gate.opened.is_set()
-    assert world.fake.may_answer.is_set()
-    await eventually(lambda: world.used_bytes == 0)
-    assert world.free_slots() == SLOTS
-
-
-def test_time_of_a_request_is_chosen_by_its_caller_or_grows_with_its_images() -> None:
-    """The maximum for callers does not limit the default."""
-    assert [LIMITS.timeout(None, images) for images in (0, 1, 2, 21, 41, 64)] == [10, 10, 10.5, 20, 30, 30]
-    assert [LIMITS.timeout(1500), LIMITS.timeout(30_000), LIMITS.timeout(1500, 64)] == [1.5, 30, 1.5]
-    assert [LIMITS._replace(timeout_seconds=60).timeout(None, images) for images in (1, 64)] == [60, 60]
-    with pytest.raises(InvalidParameter, match=r"^timeout_ms: the maximum is 30000$"):
-        LIMITS.timeout(30_001)
-
-
-TRANSFORM = ImageTransform(0, 0, 32, 32, 32, 32)
-MODEL = {
-    "name": "m",
-    "max_batch_size": 1,
-    "input": [{"name": "images", "data_type": "TYPE_FP32", "dims": [3, 32, 32]}],
-    "output": [{"name": "o", "data_type": "TYPE_FP32", "dims": [300, 6]}],
-}
-
-
-def answer_to(rows: object, options: call_module.DetectOptions, *, max_iou: float) -> results.Detections:
-    """Ask a model for what it has found: rows of x1 y1 x2 y2 score class, after an NMS of its own if `max_iou` is below 1."""
-    head = DetectionHead(output_format=OutputFormat.SIX_COLUMNS, has_normalized_boxes=False, iou=0.45, max_iou=max_iou)
-    spec = msgspec.structs.replace(from_triton_config(MODEL, "1"), head=head)
-    decoded = call_module.decode(spec, InferResult({"o": np.array([rows], np.float32)}, "1"), TRANSFORM)
-    return options.reader(spec).read(decoded, Deadline.after(60))
-
-
-@pytest.mark.parametrize(
-    ("max_iou", "iou", "kept"),
-    [
-        (0.45, None, 1),
-        (0.45, 0.8, 3),  # which is what the model leaves
-        (1.0, None, 3),
-        (1.0, 0.5, 2),
-    ],
-)
-def test_overlap_gives_way_to_that_of_the_model(max_iou: float, iou: float | None, kept: int) -> None:
-    """A threshold above the model's own is lowered to it; a default does not apply to a model without duplicate boxes."""
-    rows = [[0, 0, 10, height, score, 0] for height, score in ((10, 0.9), (6, 0.8), (4, 0.7))]  # overlaps of 0.6, 0.4 and 0.67
-    options = call_module.DetectOptions(None, 0.5, None, 10, iou, lowers_iou=True, default_iou=0.3)
-
-    assert len(answer_to(rows, options, max_iou=max_iou).scores) == kept
-
-
-@given(
-    found=crowds(),
-    max_iou=st.sampled_from([0.45, 1.0]),
-    iou=st.none() | st.floats(0, 0.45),
-    agnostic=st.booleans(),
-    most=st.integers(1, 12),
-    confidence=st.floats(0, 1),
-    classes=st.sets(st.sampled_from("012"), min_size=1),
-)
-def test_each_wish_leaves_out_and_never_adds(  # noqa: PLR0913 - what is drawn
-    *, found: Candidates, max_iou: float, iou: float | None, agnostic: bool, most: int, confidence: float, classes: set[str]
-) -> None:
-    """Fewer classes with `agnostic`, and `agnostic` for raw heads, may add boxes: what they drop suppresses nothing."""
-    rows = np.column_stack([found.boxes, found.scores, found.class_ids])
-    question = call_module.DetectOptions(None, 0.0, None, 300, iou, agnostic)
-
-    def answer(**changes: Any) -> list[tuple[float, ...]]:  # noqa: ANN401
-        boxes, scores, class_ids = answer_to(rows, question._replace(**changes), max_iou=max_iou)[:3]
-        return [(*box, score, id_) for box, score, id_ in zip(boxes.tolist(), scores.tolist(), class_ids.tolist(), strict=True)]
-
-    whole = answer()
-    assert answer(max_detections=most) == whole[:most]
-    assert answer(confidence=confidence) == [one for one in whole if one[4] >= np.float32(confidence)]
-    if not agnostic:
-        assert answer(classes=sorted(classes)) == [one for one in whole if str(one[5]) in classes]
-    assert {*whole} <= {*answer(iou=None, agnostic=False)}
-
-
 @pytest.mark.parametrize("shape", [(736, 768), (768, 736)])
 def test_map_of_text_of_another_size_than_the_input_is_rejected(shape: tuple[int, int]) -> None:
     config = {
@@ -319,3 +198,108 @@ def test_map_of_text_of_another_size_than_the_input_is_rejected(shape: tuple[int
     else:
         with pytest.raises(InvalidModelOutput, match=r"m returned a map of 768x736 for an input of 736x768"):
             read(decoded, Deadline.after(60))
+
+
+A, B = Caller("a"), Caller("b")
+LARGE = 1e6
+"""Pixels of an image that is decoded in another thread."""
+
+
+class Job:
+    def __init__(self) -> None:
+        self.has_started = threading.Event()
+        self.may_end = threading.Event()
+
+    def __call__(self) -> str:
+        self.has_started.set()
+        self.may_end.wait(PATIENCE_SECONDS)
+        return "done"
+
+
+@pytest.fixture
+def pool() -> Iterator[DecodeThreads]:
+    made = DecodeThreads(1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    made = Job()
+    yield made
+    made.may_end.set()
+
+
+def start(pool: DecodeThreads, work: Callable[[], Any], turn: Turn = Turn(A)) -> asyncio.Future[Any]:  # noqa: B008 - a constant
+    return asyncio.ensure_future(pool.run(work, Deadline.after(30), turn=turn))
+
+
+class Image: ...
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeThreads, job: Job, *, is_late: bool) -> None:
+    """The image of a request that has left or missed its deadline does not stay in memory until a thread is free."""
+    deadline: Any = SimpleNamespace(remaining=0.001 if is_late else 30)
+    blocking = start(pool, job)
+    await eventually(job.has_started.is_set)
+    image = Image()
+    left = weakref.ref(image)
+    asking = asyncio.ensure_future(pool.run(partial(id, image), deadline, Lease(), turn=Turn(A)))
+    await asyncio.sleep(0)
+    del image
+    assert (left() is not None, pool.waiting) == (True, 1)
+    if not is_late:
+        asking.cancel()
+    with pytest.raises(DeadlinePassed if is_late else asyncio.CancelledError):
+        await asking
+    del asking
+    assert (left(), pool.waiting) == (None, 0)
+    job.may_end.set()
+
+    assert await blocking == "done"
+
+
+async def test_large_images_and_shadows_have_threads_of_their_own(pool: DecodeThreads, job: Job) -> None:
+    """Those of large images have a lower priority."""
+    shadow = Turn(Caller("shadow", priority=SHADOW))
+    blocked = [start(pool, job, shadow._replace(cost=cost)) for cost in (0, 1e7)]
+    await eventually(job.has_started.is_set)
+    read_niceness = partial(os.getpriority, os.PRIO_PROCESS, 0)
+    usual = await start(pool, read_niceness, Turn(B))
+    assert await start(pool, read_niceness, Turn(B, LARGE)) == min(usual + 6, 19)
+    large = Job()
+    blocked.append(start(pool, large, Turn(A, LARGE)))
+    await eventually(large.has_started.is_set)
+
+    assert await start(pool, lambda: "small") == "small"
+    assert (pool.waiting, [task.done() for task in blocked]) == (1, [False] * 3)
+    for each in (job, large):
+        each.may_end.set()
+    assert await asyncio.gather(*blocked) == ["done"] * 3
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_memory_and_backlog_count_until_a_picture_is_drawn(
+    world: World, monkeypatch: pytest.MonkeyPatch, gate: Gate, *, is_late: bool
+) -> None:
+    """Also after its request has left or missed its deadline."""
+    data = encode(PIL.Image.new("RGB", (2000, 1000)), "PNG")
+    found = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int32), 2000, 1000, SPEC, "1")
+    threads = gate.block(monkeypatch, draw_module, "draw_picture")
+    context = CallContext(Deadline.after(3 if is_late else 30), Timing(), "abc")  # it begins before 3 s
+    task = asyncio.create_task(draw_module.draw(world.pipeline, data, found, "image/png", context))
+    await eventually(gate.reached.is_set)
+    admission = world.admission
+    nbytes = 2 * len(data) + 2_000_000 * (7 + 6)  # a copy of the file, decoded by Pillow, and the picture
+    assert threads[0].startswith("decode")
+    assert (admission.decode_backlog.pixels, admission.memory.own_bytes) == (8 * 2_000_000, nbytes)
+    if not is_late:
+        task.cancel()
+    with pytest.raises(DeadlinePassed if is_late else asyncio.CancelledError):
+        await task
+    assert context.timing.fail() == DRAW
+    assert admission.memory.own_bytes == nbytes
+    gate.opened.set()
+
+    await eventually(lambda: admission.memory.own_bytes == admission.decode_backlog.pixels == 0)

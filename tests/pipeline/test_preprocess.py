@@ -15,15 +15,12 @@ from PIL import Image
 from app.imaging.decode import decode
 from app.imaging.fit import fit_for
 from app.imaging.header import read_header
-from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec, from_triton_config
 from app.resilience.lease import Lease
-from app.triton.shared_memory import SLOTS
 from app.triton.transport import InputBuffer, Transport
 from tests.fakes.triton import CONFIG
 from tests.imaging.samples import RGB, encode, exif_of, png, store
 from tests.support import fill, sample_image, workspace
-from tests.world import World
 
 NOISE = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
 PIXELS = np.random.default_rng(4).integers(0, 256, (4, 6, 3), np.uint8)
@@ -110,24 +107,6 @@ def test_pixels_become_the_tensor(dims: list[int], data_type: str, dtype: type, 
         assert tensor.nbytes == model.image_bytes
         np.testing.assert_allclose(tensor, values.transpose(2, 0, 1) if dims[0] == 3 else values, rtol=0, atol=tolerance)
         assert model.input_is_canvas is (dtype is np.uint8 and dims[0] == 4 and channels == "RGB")
-
-
-@pytest.mark.parametrize("more", [0, 1])
-async def test_file_is_passed_on_as_it_is_and_in_a_slot_if_it_fits(world: World, more: int) -> None:
-    """The gateway reads only its header. The model that decodes the file also applies the EXIF orientation."""
-    model = spec("TYPE_STRING", [1], square="64")
-    await world.transport.prepare(model.image_bytes)
-    data = encode(Image.new("RGB", (100, 50)), "JPEG", exif=exif_of(6))
-    data += bytes(model.image_bytes - 4 - len(data) + more)
-    with Lease() as lease:
-        buffer, transform = fill(data, model, world.transport, lease)
-
-        assert (buffer.slot is not None) is not more
-        assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
-        broken, _ = fill(IMAGES["PNG"][:2000], model, world.transport, lease)
-        assert broken.tensor.nbytes == 2004
-    assert transform == ImageTransform(16, 0, 32, 64, 50, 100)
-    assert world.free_slots(model.image_bytes) == SLOTS
 
 
 @pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)

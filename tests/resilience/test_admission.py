@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import ExitStack
-from itertools import permutations
 
 import pytest
 
@@ -11,13 +10,12 @@ from app.resilience.admission import Admission, Capacity
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.fairness import ANYBODY, SHADOW, Caller
-from app.resilience.lease import Lease
 from app.resilience.memory import MemoryBudget
 from app.resilience.model_queue import Permit
 from app.resilience.single_flight import SingleFlight
 from app.resilience.uploads import AnonymousUploads
 from app.resilience.worker_table import WorkerTable
-from tests.support import OpenTable, in_cycles
+from tests.support import OpenTable
 
 CAPACITY = Capacity(
     max_uploads=2,
@@ -150,28 +148,6 @@ def test_large_images_of_all_workers_take_less_than_half_of_the_time(  # noqa: P
     assert other.pixels == 0
 
 
-async def test_last_of_several_jobs_releases_a_lease() -> None:
-    """Also what a job takes after the block: a decoding thread may take a slot after its request has ended."""
-    for order in permutations(range(3)):
-        released: list[str] = []
-        lease, jobs = Lease(), [asyncio.get_running_loop().create_future() for _ in range(3)]
-        lease.on_release(lambda released=released: released.append("memory"))  # type: ignore[misc]
-        with lease:
-            for of in jobs:
-                lease.keep_for(of)
-            if order[0] == 0:
-                jobs[0].set_result(None)  # within the block, whose request still uses what the lease holds
-                await asyncio.sleep(0)
-        lease.on_release(lambda released=released: released.append("slot"))  # type: ignore[misc]
-        for index in order:
-            assert released == []
-            if not jobs[index].done():
-                jobs[index].set_result(None)
-            await asyncio.sleep(0)
-
-        assert released == ["slot", "memory"]
-
-
 class Work:
     """Work that lasts until it may end, and counts its executions."""
 
@@ -208,18 +184,3 @@ async def test_concurrent_calls_share_one_execution() -> None:
 
     assert await asyncio.gather(*tasks) == [1] * 4
     assert await flight.run("a", work) == 2
-
-
-async def test_failed_work_raises_its_error_at_each_caller_and_leaves_no_cycle() -> None:
-    """A reference cycle would keep the frames of the request, and its image, alive."""
-    flight, work = SingleFlight[int](), Work(ValueError("out of order"))
-    with in_cycles(ValueError) as kept:
-        tasks = [await start(flight, "a", work) for _ in range(3)]
-        work.may_end.set()
-        failed = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [str(error) for error in failed] == ["out of order"] * 3
-        work.error = None
-        assert await flight.run("a", work) == 2
-        del tasks, failed
-        await asyncio.sleep(0)
-    assert kept == []

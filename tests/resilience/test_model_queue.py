@@ -3,7 +3,6 @@
 import asyncio
 import heapq
 import random
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from statistics import median
 
@@ -13,11 +12,10 @@ from app.errors import GatewayFull
 from app.resilience.batch_queue import BatchQueue
 from app.resilience.concurrency import ConcurrencyLimit
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import ANYBODY, HIGH, LOW, Caller, FairQueue, Turn
+from app.resilience.fairness import ANYBODY, HIGH, LOW, Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
-from tests.fakes.clock import Clock
-from tests.support import OpenTable
+from tests.support import Clock, OpenTable
 
 LATER = Deadline(1e9)
 
@@ -82,56 +80,6 @@ async def test_higher_priorities_and_later_steps_come_first(table: WorkerTable) 
         permits=[await line.admit(LATER)],
     )
     assert order == "later image"
-
-
-A, B = Caller("a"), Caller("b")
-
-
-class Work:
-    """Work that waits for its turn."""
-
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
-
-    @property
-    def name(self) -> str:
-        """The name of the caller, in capitals for images of batches."""
-        return self.turn.caller.name.upper() if self.turn.is_batch else self.turn.caller.name
-
-
-class Queue(FairQueue[Work]):
-    def more(self, caller: Caller, number: int, cost: float = 1.0, *, is_batch: bool = False) -> list[Work]:
-        added = [Work(Turn(caller, cost, is_batch)) for _ in range(number)]
-        for work in added:
-            self.add(work)
-        return added
-
-    def run(self, number: int) -> str:
-        """Begin the next ones; return their names."""
-        names = ""
-        for _ in range(number):
-            work = self.next()
-            assert work is not None
-            assert work is self.in_turn()[0]
-            self.begin(work)
-            names += work.name
-        return names
-
-
-def test_callers_take_turns_however_much_they_have() -> None:
-    work = Queue()
-    for dropped in work.more(B, 100):  # what is discarded costs nothing
-        work.discard(dropped)
-        work.discard(dropped)
-    assert (len(work), work.next()) == (0, None)
-    work.more(A, 100)
-    assert work.run(10) == "a" * 10
-    work.more(B, 100)
-    assert Counter(work.run(40)) == {"a": 20, "b": 20}
-    work.more(Caller("c"), 5)
-
-    assert Counter(work.run(15)) == {"a": 5, "b": 5, "c": 5}
-    assert Counter(work.run(10)) == {"a": 5, "b": 5}
 
 
 def ask(queue: ModelQueue, caller: Caller) -> Permit | None:

@@ -10,8 +10,8 @@ from app.resilience import last_valid
 from app.routing import routes as module
 from app.routing.route import Canary, Route, Shadow
 from app.routing.routes import Routes, RoutesError
-from tests.fakes.clock import Clock
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
+from tests.support import Clock
 
 ROUTES_TEXT = """
 [detector]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+from tritonclient.grpc import service_pb2 as messages
 
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.programs import require_program
 from tests.scrape import Samples, read_samples
 from tests.support import SCENE, eventually
 from tests.system.gateway import RunningGateway, running_gateway
-from tests.triton.test_statistics import add_version
 
 REQUESTS = 160
 TARGETS = (
@@ -70,6 +70,13 @@ def requests(samples: Samples) -> Counter[tuple[str, str]]:
             for endpoint, status in {(endpoint, str(status)) for _, _, endpoint, _, status in TARGETS}
         }
     )
+
+
+def add_version(fake: FakeTriton, name: str, version: str, *counters: int) -> None:
+    """Set the counters that a fake returns for a version, in the order of `ModelStatistics`."""
+    added = fake.statistics.model_stats.add(name=name, version=version, inference_count=counters[0], execution_count=counters[1])
+    added.inference_stats.queue.MergeFrom(messages.StatisticDuration(count=counters[2], ns=counters[3]))
+    added.inference_stats.compute_infer.MergeFrom(messages.StatisticDuration(count=counters[4], ns=counters[5]))
 
 
 async def test_every_request_is_counted_once(tmp_path: Path) -> None:

@@ -1,14 +1,9 @@
 """The RPCs of the client, also over TLS: what Triton parses and answers, which errors it means, and what is known about it."""
 
-import asyncio
-import gc
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import grpc
-import msgspec
 import numpy as np
 import pytest
 import trustme
@@ -30,10 +25,9 @@ from app.settings.schema import Settings
 from app.triton import client as client_module
 from app.triton.client import TritonClient
 from app.triton.credentials import CredentialsError, load
-from app.triton.messages import InferResult, infer_request, read_response
+from app.triton.messages import InferResult, infer_request
 from app.triton.server_info import ServerInfo
 from app.triton.shared_memory import Arena, Slot
-from app.triton.statistics import read_statistics
 from app.triton.status import (
     Disconnected,
     Draining,
@@ -48,7 +42,7 @@ from app.triton.status import (
     from_query_error,
     own_message,
 )
-from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving, serving_bytes
+from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
 from tests.support import eventually, json, started
 
 IMAGE = np.zeros(SPEC.image_shape, np.uint8)
@@ -85,77 +79,6 @@ async def test_server_is_known_while_it_is_connected(monkeypatch: pytest.MonkeyP
         await client.close()
 
 
-@pytest.mark.parametrize(("version", "cancelled"), [("2.51.0", 0), ("2.59.1", 1)])
-async def test_inference_without_an_answer_is_cancelled_only_at_a_new_triton(
-    fake_triton: Fake, monkeypatch: pytest.MonkeyPatch, version: str, cancelled: int
-) -> None:
-    """An RPC to an old Triton, which may crash if it is cancelled, goes on, and may end until the client has closed."""
-    fake, client = fake_triton
-    fake.version = version
-    monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.2)
-    await eventually(lambda: client.server == ServerInfo(version))
-    fake.may_answer.clear()
-    with pytest.raises(Unanswered):
-        await client.infer(SPEC, [IMAGE], timeout_seconds=0.1)
-    gc.collect()
-    await client.read_server()
-
-    await eventually(lambda: fake.cancelled == cancelled)
-    assert fake.running == len(client.left) == 1 - cancelled
-    closing = asyncio.create_task(client.close())
-    await asyncio.sleep(0)
-    fake.may_answer.set()
-    await closing
-    assert fake.cancelled == cancelled
-
-
-async def test_answer_that_is_no_message_is_an_invalid_output() -> None:
-    """Another program listens at the address, so `server` stays None."""
-    async with serving_bytes(b"\xff\xff\xff") as url:
-        client = TritonClient(url)
-        questions = client.read_server(), client.list_models(), client.list_regions(), client.read_config("tiny")
-        for question in (*questions, client.infer(SPEC, [IMAGE], timeout_seconds=5), read_statistics(client, 5)):
-            with pytest.raises(InvalidModelOutput, match="cannot be read"):
-                await question
-        assert not await client.is_ready("tiny")
-        assert client.server is None
-        await client.close()
-
-
-SHARED_MEMORY = ("SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "SystemSharedMemoryStatus")
-CONTROLS = {*SHARED_MEMORY, "RepositoryIndex", "ModelStatistics"}
-OTHERS = {"ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelInfer"}
-
-
-async def test_only_controls_carry_the_key_which_a_restart_may_change(
-    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake, path, keys = FakeTriton(), tmp_path / "control.key", dict[str, str | None]()
-
-    async def note(name: str, answer: Any, request: Any, context: Any) -> Any:  # noqa: ANN401
-        keys[name] = dict(context.invocation_metadata()).get("triton-grpc-protocol-nereid")
-        return await answer(request, context)
-
-    for name in CONTROLS | OTHERS:
-        monkeypatch.setattr(fake, name, partial(note, name, getattr(fake, name)))
-    async with serving(fake):
-        client = TritonClient(fake.url, path)
-        for key in (None, "0123456789abcdef", "other"):
-            if key:
-                path.write_text(key)
-            await client.read_server()
-            await client.is_ready("tiny")
-            await client.read_config("tiny")
-            await client.infer(SPEC, [IMAGE], timeout_seconds=5)
-            await client.list_models()
-            await client.register(arena)
-            await client.list_regions()
-            await client.unregister(arena.region)
-            await read_statistics(client, 5)
-            assert keys == dict.fromkeys(CONTROLS, key) | dict.fromkeys(OTHERS)
-        await client.close()
-
-
 BATCHED = from_triton_config({**CONFIG, "max_batch_size": 8}, "1")
 PIXELS = np.arange(32 * 32 * 3, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
 
@@ -164,18 +87,6 @@ def parsed(spec: ModelSpec, *tensors: np.ndarray, seconds: float = 1.5, slot: Sl
     """Serialize a request, and parse it as Triton does."""
     data = infer_request(spec, tensors, timeout_seconds=seconds, request_id="abc", slot=slot, priority=2)
     return messages.ModelInferRequest.FromString(data)
-
-
-@pytest.mark.parametrize(("is_pinned", "version"), [(True, "7"), (False, "")])
-def test_request_has_what_the_model_needs(version: str, *, is_pinned: bool) -> None:
-    request = parsed(msgspec.structs.replace(SPEC, version="7", is_pinned=is_pinned, tells_decoded=True), PIXELS)
-    (sent,) = request.inputs
-
-    assert (request.model_name, request.model_version, request.id) == ("tiny", version, "abc")
-    assert (sent.name, sent.datatype, list(sent.shape), len(sent.parameters)) == ("image", "UINT8", [32, 32, 3], 0)
-    assert [output.name for output in request.outputs] == ["output0", "decoded"]
-    assert list(request.raw_input_contents) == [PIXELS.tobytes()]
-    assert request.parameters["priority"].uint64_param == 2
 
 
 def test_batch_is_one_piece_inline_and_in_shared_memory() -> None:
@@ -194,19 +105,6 @@ def test_batch_is_one_piece_inline_and_in_shared_memory() -> None:
     assert parameters["shared_memory_region"].string_param == arena.region
     assert parameters["shared_memory_offset"].int64_param == PIXELS.nbytes
     assert parameters["shared_memory_byte_size"].int64_param == 3 * PIXELS.nbytes
-
-
-@pytest.mark.parametrize(
-    ("datatype", "shape", "content"),
-    [("FP32", [2, 6], b""), ("BYTES", [1], b"1234"), ("NONE", [1], b"1")],
-)
-def test_inconsistent_tensor_is_an_invalid_output(datatype: str, shape: list[int], content: bytes) -> None:
-    """For example, Triton's Python backend returns empty tensors with an incompatible numpy."""
-    answer = messages.ModelInferResponse()
-    answer.outputs.add(name="output0", datatype=datatype, shape=shape)
-    answer.raw_output_contents.append(content)
-    with pytest.raises(InvalidModelOutput, match="output0"):
-        read_response(answer)
 
 
 def test_result_of_a_batch_is_split_by_image() -> None:

@@ -5,9 +5,10 @@ import random
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -22,10 +23,30 @@ from app.triton.membership import Membership, Target, resolve
 from app.triton.model_on_server import ModelOnServer
 from app.triton.pool import TritonPool, choose
 from app.triton.transport import Transport
-from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
-from tests.support import TABLE, eventually, in_cycles
-from tests.triton.conftest import Two
+from tests.support import TABLE, Clock, eventually, in_cycles
+
+
+class Two(NamedTuple):
+    pool: TritonPool
+    fakes: list[FakeTriton]
+
+    @property
+    def servers(self) -> list[TritonBackend]:
+        return self.pool.servers
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[Two]:
+    fakes = [FakeTriton(), FakeTriton()]
+    async with AsyncExitStack() as stack:
+        for fake in fakes:
+            await stack.enter_async_context(serving(fake))
+        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), TABLE) for fake in fakes])
+        stack.push_async_callback(pool.close)
+        await eventually(lambda: all(server.client.server for server in pool.servers))
+        yield Two(pool, fakes)
+
 
 Refusal = tuple[grpc.StatusCode, str]
 NO_MODEL = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"

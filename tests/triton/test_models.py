@@ -1,28 +1,132 @@
-"""Models of a repository: which are loaded once they are added, and which at their first request."""
+"""Models at a Triton: their specs, which are read again without a wait, and which are loaded at their first request."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
-from app.errors import ModelNotReady, TritonUnavailable
+from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownVersion, UnsupportedModel
 from app.resilience.model_queue import total_key
 from app.resilience.worker_table import WorkerTable
-from app.triton import loading, on_demand
+from app.triton import on_demand
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
-from app.triton.loading import ModelLoader
 from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
-from app.triton.repository import DESCRIPTION, LOCK, REMOVED, removed_models
+from app.triton.specs import SpecCache
 from app.triton.transport import Transport
-from tests.fakes.triton import LoadingTriton, serving
-from tests.support import TABLE, OpenTable, captured_log, eventually
-from tests.triton.conftest import Two
+from tests.fakes.triton import CONFIG, FakeTriton, LoadingTriton, config_with, serving
+from tests.support import Clock, OpenTable, eventually
+
+Fake = tuple[FakeTriton, TritonClient]
+Refusal = tuple[grpc.StatusCode, str] | None
+Error = type[GatewayError]
+NOT_FOUND = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
+NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
+DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch, "app.triton.specs")
+
+
+@pytest.fixture
+def cache(fake_triton: Fake) -> SpecCache:
+    return SpecCache(fake_triton[1])
+
+
+async def refreshed(cache: SpecCache) -> None:
+    await eventually(lambda: not cache._refreshing)  # noqa: SLF001 - other tests' caches have such tasks, too
+
+
+@pytest.mark.parametrize(
+    ("default", "references"),
+    [("", ["tiny", "tiny:2", "tiny:10"]), ("2", ["tiny:2", "tiny:2", "tiny:10"])],
+    ids=["newest", "named"],
+)
+async def test_each_version_has_its_own_spec(fake_triton: Fake, cache: SpecCache, default: str, references: list[str]) -> None:
+    """The default version is the newest one, or that which the config names. Many requests read each once."""
+    fake, _ = fake_triton
+    fake.model_versions = ["2", "10", "9", "dev"]
+    fake.config = config_with(default_version=default) if default else CONFIG
+    models = ["tiny", "tiny:2", "tiny:10"]
+    specs = [(await asyncio.gather(*(cache.get(model) for _ in range(20))))[-1] for model in models]
+
+    assert [spec.reference for spec in specs] == references
+    assert [spec.version for spec in specs] == [default or "10", "2", "10"]
+    assert fake.config_reads == len(set(references)) + bool(default)
+    cache.forget("tiny:2")
+    assert [cache.has(model) for model in models] == [not default, False, True]
+    fake.model_versions = ["10", "9"]
+    with pytest.raises(UnknownVersion, match=r"^tiny has no version 2; versions that can be used: 9, 10$"):
+        await cache.get("tiny:2")
+
+
+async def test_spec_is_read_again_after_a_while_and_no_request_waits(fake_triton: Fake, cache: SpecCache, clock: Clock) -> None:
+    fake, _ = fake_triton
+    first = await cache.get("tiny")
+    for seconds, reads in ((5, 1), (1, 2)):
+        clock.now += seconds
+        assert cache.cached("tiny") is first
+        await refreshed(cache)
+        assert fake.config_reads == reads
+    assert cache.cached("tiny") is first  # only images with the same spec object share a batch
+    fake.model_versions = ["2"]
+    for refusal in (DOWN, (grpc.StatusCode.DEADLINE_EXCEEDED, "")):
+        fake.query_refusal = refusal
+        clock.now += 6
+        assert await cache.get("tiny") is first
+        await refreshed(cache)
+        assert await cache.get("tiny") is first
+    fake.query_refusal = None
+    fake.may_tell.clear()
+    clock.now += 6
+    assert all([await cache.get("tiny") is first for _ in range(20)])
+    await eventually(lambda: fake.config_reads == 5)
+    assert all([await cache.get("tiny") is first for _ in range(20)])
+    fake.may_tell.set()
+    await refreshed(cache)
+
+    assert (await cache.get("tiny")).version == "2"
+    assert fake.config_reads == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "refusal", "expected", "message"),
+    [
+        (CONFIG, NOT_FOUND, ModelNotReady, "not loaded any more"),
+        (CONFIG, NOT_LOADED, ModelNotReady, "the model is not loaded"),
+        ({**CONFIG, "output": []}, None, UnsupportedModel, "the tensors of tiny match no supported head"),
+    ],
+)
+async def test_model_that_has_gone_is_forgotten_by_the_refresh(  # noqa: PLR0913, PLR0917 - a table
+    fake_triton: Fake, cache: SpecCache, clock: Clock, config: dict[str, Any], refusal: Refusal, expected: Error, message: str
+) -> None:
+    """No exception is left unretrieved, which the event loop would report."""
+    fake, _ = fake_triton
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+    first = await cache.get("tiny")
+    fake.config, fake.query_refusal = config, refusal
+    clock.now += 61
+    assert await cache.get("tiny") is first
+    await refreshed(cache)
+    with pytest.raises(expected, match=message):
+        await cache.get("tiny")
+    gc.collect()
+    asyncio.get_running_loop().set_exception_handler(None)
+    assert reports == []
+    fake.config, fake.query_refusal = CONFIG, None
+    clock.now += 1
+    assert (await cache.get("tiny")).name == "tiny"
+
 
 SECONDS = 30.0
 FAILS = grpc.StatusCode.INTERNAL, "load failed"
@@ -165,51 +269,3 @@ async def test_killed_worker_leaves_no_mark(host: Host) -> None:
     killed.close()
     await waiting
     assert worker.has("a")
-
-
-STOPPING = grpc.StatusCode.UNAVAILABLE, "it is being stopped"
-
-
-@pytest.fixture
-async def loader(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
-    """Two Tritons, which a worker tells to load the models in a folder."""
-    monkeypatch.setattr(loading, "_INTERVAL_SECONDS", 0.01)
-    task = asyncio.create_task(ModelLoader(two.pool, tmp_path).run(TABLE))
-    yield two
-    task.cancel()
-
-
-def put(repository: Path, *models: str) -> None:
-    gone = {path.parent.name for path in repository.glob(f"*/{DESCRIPTION}")} - {*models}
-    for model in gone:
-        (repository / model / DESCRIPTION).unlink()
-    (repository / REMOVED).write_text("\n".join({*removed_models(repository), *gone}), encoding="utf-8")
-    for model in models:
-        (repository / model).mkdir(exist_ok=True)
-        (repository / model / DESCRIPTION).touch()
-    (repository / LOCK).touch()
-
-
-async def all_told(two: Two, *told: str) -> None:
-    await eventually(lambda: all(fake.told[-len(told) :] == [*told] for fake in two.fakes))
-
-
-async def test_models_are_loaded_and_unloaded_and_a_failure_is_told_once(
-    loader: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = captured_log(monkeypatch, loading)
-    loader.fakes[0].load_refusal = STOPPING
-    put(tmp_path, "doors", "gates")
-    await all_told(loader, "load doors", "load gates")
-    count = len(loader.fakes[0].told)
-    await asyncio.sleep(0.1)
-    assert len(loader.fakes[0].told) == count
-    assert [(line.kwargs["triton"], line.kwargs["model"]) for line in log] == [
-        (loader.fakes[0].url, "doors"),
-        (loader.fakes[0].url, "gates"),
-    ]
-    put(tmp_path, "gates")
-    await all_told(loader, "unload doors", "load gates")
-    await asyncio.to_thread(tmp_path.rename, tmp_path.with_name("unmounted"))  # it cannot be read, which changes nothing
-    await asyncio.sleep(0.1)
-    await all_told(loader, "unload doors", "load gates")
