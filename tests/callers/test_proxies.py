@@ -2,15 +2,17 @@
 
 import re
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 import pytest
 
-from tests import haproxy, nginx
+from bench.harness.ports import find_free
+from bench.harness.processes import running
+from tests import nginx
 from tests.callers.conftest import PATIENCE_SECONDS
 from tests.faults.exchange import Connection, encode
 from tests.faults.fleet import Fleet, running_fleet
@@ -18,7 +20,9 @@ from tests.faults.models import write
 from tests.faults.traffic import traffic
 from tests.processes import has_ended, no_process_left, wait_for
 from tests.programs import require_program
+from tests.support import ROOT
 
+HAPROXY = ROOT / "deploy" / "haproxy" / "haproxy.cfg"
 CLIENTS, UPLOADS = 3, 4
 ADDRESS = "127.0.0.30"
 HEADERS = {"Content-Type": "image/jpeg", "X-Real-IP": "192.0.2.9"}  # which is not believed
@@ -42,6 +46,23 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
+@contextmanager
+def haproxying(sockets: Sequence[Path], folder: Path) -> Iterator[str]:
+    """Run HAProxy without TLS until the block ends; yield its URL. It writes to `haproxy.log` in the folder."""
+    program = require_program("haproxy", "haproxy")
+    (port,) = find_free(1)
+    text, count = re.subn(r"bind :443 ssl .*", f"bind 127.0.0.1:{port}", HAPROXY.read_text(encoding="utf-8"))
+    assert count == 1
+    for number, socket in enumerate(sockets, 1):
+        shipped = f"unix@/run/nereid/nereid-{number}.sock"
+        assert shipped in text
+        text = text.replace(shipped, f"unix@{socket}")
+    file = folder / "haproxy.cfg"
+    file.write_text(text, encoding="utf-8")
+    with running([program, "-db", "-f", str(file)], {}, port, "/readyz", folder / "haproxy.log") as server:
+        yield server.url
+
+
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.client(name)) for name in ("NGINX", "HAProxy")])
 def service(request: pytest.FixtureRequest, fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("proxy")
@@ -49,7 +70,7 @@ def service(request: pytest.FixtureRequest, fleet: Fleet, tmp_path_factory: pyte
         with nginx.proxying([f"unix:{socket}" for socket in fleet.sockets], folder) as proxy:
             yield Service(fleet, proxy.local_url, folder / "nginx.log")
     else:
-        with haproxy.proxying(fleet.sockets, folder) as url:
+        with haproxying(fleet.sockets, folder) as url:
             yield Service(fleet, url, folder / "haproxy.log")
 
 

