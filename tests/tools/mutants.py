@@ -22,15 +22,32 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from coverage import CoverageData
 
 from tests.support import ROOT, SHARED
-from tests.tools.sites import Mutant, draw, place
 
 KEPT = Path(__file__).with_name("mutants.toml")
 _INSTALLED = (".venv", ".triton", ".postgres")
+
+
+class Mutant(NamedTuple):
+    """Lines of a file, as they are and as they would be wrong. They stand in the file once; `line` is where they stood."""
+
+    file: str
+    line: int
+    original: str
+    mutated: str
+    equivalent: str = ""
+    """Why no test can notice it."""
+
+
+def place(mutant: Mutant, text: str) -> int | None:
+    """Return where the lines of a mutant begin in its file, unless they stand there twice or no longer."""
+    places = [match.start() for match in re.finditer(f"^{re.escape(mutant.original)}$", text, re.MULTILINE)]
+    return places[0] if len(places) == 1 else None
 
 
 def main() -> None:
@@ -38,10 +55,6 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, default=KEPT, help="the file with the mutants")
     parser.add_argument("--seconds", type=float, default=30, help="time for each mutant")
     commands = parser.add_subparsers(required=True)
-    drawing = commands.add_parser("draw", help="draw mutants from all packages, in proportion to their lines")
-    drawing.add_argument("--seed", type=int, required=True)
-    drawing.add_argument("--count", type=int, required=True)
-    drawing.set_defaults(run=lambda options: write(options.kept, draw(options.seed, options.count)))
     trying = commands.add_parser("try", help="run the tests with each mutant")
     trying.add_argument(
         "parts", nargs="*", default=["app/"], metavar="PART", help="the first characters of files, such as app/search"
@@ -53,15 +66,6 @@ def main() -> None:
 
 def read(kept: Path) -> list[Mutant]:
     return [Mutant(**table) for table in tomllib.loads(kept.read_text(encoding="utf-8"))["mutant"]]
-
-
-def write(kept: Path, mutants: Iterable[Mutant]) -> None:
-    tables = [
-        f"[[mutant]]\nfile = '{mutant.file}'\nline = {mutant.line}\n"
-        f"original = '''{mutant.original}'''\nmutated = '''{mutant.mutated}'''\n"
-        for mutant in mutants
-    ]
-    kept.write_text("\n".join(tables), encoding="utf-8")
 
 
 class Contexts:
