@@ -22,18 +22,6 @@ from tests.support import REPOSITORY, ROOT, SCENE, until
 FOREVER = 600
 """Seconds; longer than any test takes."""
 
-# Notes each worker that has shown that it is alive.
-BEATS = """
-import os
-from app.resilience.worker_table import WorkerTable
-beat = WorkerTable.beat
-def beat_and_note(table):
-    beat(table)
-    open(f"{os.environ['NEREID_SOCKET']}.{os.getpid()}.alive", "w").close()
-WorkerTable.beat = beat_and_note
-"""
-
-
 _ANNOUNCEMENTS = "nereid: listening at ", "nereid: ready: "
 
 

@@ -1,6 +1,5 @@
 """The script that sets the project up, as far as it gets without a network, and recipes without what they need."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -80,17 +79,6 @@ def test_fresh_copy_is_set_up_once_before_its_recipes(just: str | Path, run: Run
 
     assert run(just, "openapi", "rules", scripts=scripts) == (0, outputs, [f"nereid: {step}" for step in steps])
     assert run(just, "openapi", "rules") == (0, outputs, [])
-
-
-def test_every_recipe_that_runs_in_the_environment_sets_it_up() -> None:
-    dump = subprocess.run([JUST, "--dump", "--dump-format", "json"], cwd=ROOT, capture_output=True, check=True)
-    recipes = json.loads(dump.stdout)["recipes"]
-
-    def sets_up(name: str) -> bool:
-        return name == "_setup" or any(sets_up(each["recipe"]) for each in recipes[name]["dependencies"])
-
-    assert recipes["_setup"]["private"]
-    assert {name for name in recipes if not recipes[name]["private"] and not sets_up(name)} == {"default", "clean", "image"}
 
 
 def _write_script(file: Path, script: str) -> None:

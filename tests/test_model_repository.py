@@ -16,14 +16,13 @@ from google.protobuf import json_format, text_format
 from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2
 
-from app.model.heads import DetectionHead, OutputFormat
 from app.model.spec import DECODED, InputFormat, ModelSpec, from_triton_config
 from app.triton.config_file import read_config_file
 from app.triton.repository import CONFIG_NAME, loadable_models
 from app.zoo import configs, registry
 from app.zoo.description import Description
 from app.zoo.graph import OPSET
-from app.zoo.recipe import ClassificationRecipe, DetectionRecipe, EmbeddingRecipe, TextDetectionRecipe
+from app.zoo.recipe import EmbeddingRecipe, TextDetectionRecipe
 from tests.support import REPOSITORY
 
 ENTRIES = registry.load()
@@ -31,7 +30,6 @@ FILE_MODELS = [name for name, entry in ENTRIES.items() if entry.pixel_model]
 NAMES = sorted(ENTRIES.keys() - set(FILE_MODELS))
 PRODUCTION, EMBEDDED = "config.pbtxt", f"configs/{CONFIG_NAME}.pbtxt"
 KINDS = {TensorProto.UINT8: "TYPE_UINT8", TensorProto.INT32: "TYPE_INT32", TensorProto.FLOAT: "TYPE_FP32"}
-DETECTIONS = "num_dets", "det_boxes", "det_scores", "det_classes"
 UNNAMED = (TextDetectionRecipe, EmbeddingRecipe)
 """Recipes of models without classes."""
 Groups = model_config_pb2.ModelInstanceGroup
@@ -75,24 +73,6 @@ def test_production_and_embedded_configs_give_the_same_spec(name: str) -> None:
         assert (production.formats, embedded.formats) == ("JPEG,PNG,WEBP,BMP", "")
         others |= {"backend": embedded.backend, "formats": "", "priority_levels": embedded.priority_levels}
     assert msgspec.structs.replace(production, device="cpu", **others) == embedded
-
-
-@each
-def test_spec_is_that_of_the_recipe(name: str) -> None:
-    spec, recipe = spec_of(name, PRODUCTION), ENTRIES[name].recipe
-    assert spec.input_is_canvas
-    assert spec.has_batch_dimension
-    assert spec.is_sized_by_image or spec.input_size == recipe.size
-    if isinstance(recipe, ClassificationRecipe):
-        assert spec.output_names == ("probabilities",)
-    else:
-        assert spec.output_names == (*(DETECTIONS if isinstance(recipe, DetectionRecipe) else ()), *recipe.outputs)
-    assert (recipe.widths or spec.widths, recipe.pad or spec.pad) == (spec.widths, spec.pad)
-    assert (spec.resize, spec.placement, spec.interpolation) == (recipe.resize, recipe.placement, recipe.interpolation)
-    assert recipe.crop in {None, spec.crop}
-    if isinstance(recipe, DetectionRecipe):
-        assert isinstance(spec.head, DetectionHead)
-        assert (spec.head.output_format, spec.head.max_iou) == (OutputFormat.END_TO_END, recipe.iou)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if ENTRIES[name].group is None])

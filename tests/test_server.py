@@ -22,9 +22,20 @@ from app.host.processes import SUPERVISED
 from tests.fakes.http import listening_on
 from tests.fakes.triton import FakeTriton
 from tests.processes import has_ended, nothing_left_running  # noqa: F401 - a fixture
-from tests.running_api import BEATS, FOREVER, Api, running, triton_of_api  # noqa: F401 - a fixture
+from tests.running_api import FOREVER, Api, running, triton_of_api  # noqa: F401 - a fixture
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import SCENE, eventually, until
+from tests.support import until
+
+# Notes each worker that has shown that it is alive.
+BEATS = """
+import os
+from app.resilience.worker_table import WorkerTable
+beat = WorkerTable.beat
+def beat_and_note(table):
+    beat(table)
+    open(f"{os.environ['NEREID_SOCKET']}.{os.getpid()}.alive", "w").close()
+WorkerTable.beat = beat_and_note
+"""
 
 # Notes each signal to stop; those that follow another one within some seconds are the same.
 SIGNALS = """
@@ -304,53 +315,3 @@ async def test_files_that_become_invalid_do_not_end_the_workers(fake: FakeTriton
         await until(is_told)
         api.process.terminate()
         assert await api.exit_code() == 0
-
-
-@pytest.mark.system
-async def test_a_worker_with_too_much_memory_is_replaced(fake: FakeTriton, tmp_path: Path) -> None:
-    flag, is_ready, is_told = tmp_path / "too much", tmp_path / "ready", tmp_path / "told"
-    patch = f"""
-import app.server, os, time
-from granian.server.mp import WorkerProcess
-app.server._HANDOVER_SECONDS = 1.0
-terminate = WorkerProcess.terminate
-def hand_over(worker):
-    while not os.path.exists({str(is_ready)!r}): time.sleep(0.01)  # on a busy machine
-    open({str(is_told)!r}, 'w').close()
-    terminate(worker)
-WorkerProcess.terminate = hand_over
-app.server.Server.rss_sample_interval = property(lambda _: 0.2, lambda *_: None)
-app.server.Server.workers_rss = property(lambda _: 1 if os.path.exists({str(flag)!r}) else 2**50, lambda *_: None)"""
-    async with running(fake, tmp_path, patch) as api:
-        (first,) = api.workers()
-        reader, writer = await asyncio.open_unix_connection(str(api.socket))
-        head = f"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/bmp\r\nContent-Length: {len(SCENE)}\r\n\r\n"
-        writer.write(head.encode() + SCENE[:100])
-        await writer.drain()
-        flag.touch()
-
-        async def is_next_there() -> bool:
-            assert await api.status("/livez") == 200
-            return len(api.workers()) == 2
-
-        await until(is_next_there)
-        flag.unlink()
-
-        async def are_both_ready() -> bool:
-            return (await api.client.get("/health")).json()["workers"]["running"] == 2  # type: ignore[no-any-return]
-
-        await until(are_both_ready)
-        is_ready.touch()
-        (second,) = set(api.workers()) - {first}
-
-        async def is_only_next_there() -> bool:
-            assert await api.status("/livez") == 200
-            return api.workers() == [second]
-
-        await eventually(is_told.exists)
-        for _ in range(20):  # a connection that the first one has just accepted is closed, and a client repeats the request
-            await until(partial(api.answers, "/livez", 200))
-        writer.write(SCENE[100:])
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        await until(is_only_next_there)
-        writer.close()

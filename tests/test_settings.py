@@ -9,7 +9,6 @@ from app.host.processes import SUPERVISED
 from app.settings.environment import load
 from app.settings.rules import check
 from app.settings.schema import PREFIX, Settings, SettingsError
-from app.settings.table import render
 from app.settings.task_models import task_models
 
 
@@ -71,12 +70,6 @@ def test_invalid_value_is_named_with_what_is_expected(name: str, values: str, ex
         assert str(caught.value) == f"{PREFIX}{name}: Expected {expected}; got '{text}'"
 
 
-def test_password_is_not_quoted() -> None:
-    with pytest.raises(SettingsError, match=r"^NEREID_DATABASE_URL: Expected a URL") as caught:
-        load({"NEREID_DATABASE_URL": "mysql://user:secret@db/nereid"})
-    assert "secret" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("given", "name", "value"),
     [
@@ -97,12 +90,6 @@ def test_models_of_tasks_that_are_not_named_keep_their_defaults() -> None:
     named = task_models(Settings(task_models=" pose = people, obb=ships,"))
     assert named == task_models(Settings()) | {"pose": "people", "obb": "ships"}
     assert len(named) == 7
-
-
-def test_table_has_a_row_for_each_setting() -> None:
-    lines = render().splitlines()
-    assert lines[2] == "| `NEREID_HOST` | `127.0.0.1` | Address the API listens on. |"
-    assert [line.split("`")[1] for line in lines[2:]] == [PREFIX + name.upper() for name in Settings.__struct_fields__]
 
 
 REMOTE = {"TRITON_ENDPOINTS": "triton:8001"}

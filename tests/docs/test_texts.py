@@ -11,13 +11,19 @@ from markdown_it.token import Token
 from mdit_py_plugins.anchors import anchors_plugin
 from prometheus_client.core import CounterMetricFamily
 
+from app import errors
+from app.errors import GatewayError
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
 from tests.callers import table as clients
 from tests.callers.client import pins
 from tests.support import ROOT
-from tests.test_errors import ERRORS
 
+ERRORS = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, GatewayError) and value is not GatewayError
+]
 PATTERNS = ("*.md", "deploy/**/*.md", "docs/*.md", "docs/[!_]*/**/*.md", "examples/**/*.md", "model_repository/*.md")
 DOCS = ROOT / "docs"
 FUNCTION = ast.FunctionDef, ast.AsyncFunctionDef
@@ -74,6 +80,12 @@ def test_each_code_has_a_cause_and_a_cure() -> None:
     for code, section in zip(codes, sections, strict=True):
         assert re.search(r"\n\nCause\n: .+\n\nCure\n: ", section, re.DOTALL), code
         assert code not in {error.code for error in ERRORS} or f"\n<!-- generated: error {code} -->\n" in section
+
+
+def test_errors_have_codes_of_their_own_and_only_temporary_ones_say_when_to_retry() -> None:
+    assert len({error.code for error in ERRORS}) == len(ERRORS)
+    assert {error.status for error in ERRORS if error.retry_after_seconds is not None} == {429, 503}
+    assert all(error.retry_after_seconds is not None for error in ERRORS if error.status in {429, 503})
 
 
 def test_each_code_of_nginx_is_explained() -> None:
