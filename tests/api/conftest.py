@@ -1,11 +1,14 @@
-"""Applications of the kinds that tests of HTTP need: with a fake Triton, and without any."""
+"""Applications of the kinds that tests of HTTP need: with a fake Triton, and without any; and time that passes at once."""
 
+import asyncio
+import functools
 import hashlib
+import selectors
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import grpc
 import httpx
@@ -20,7 +23,7 @@ from app import main
 from app.api.application import Application
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
-from app.settings.schema import Settings
+from app.settings.schema import DIALECTS, Settings
 from tests.fakes import https
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.support import REPOSITORY, SCENE, Headers, Reply, call, calling, free_port, lifespan_of, started
@@ -73,6 +76,14 @@ async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
 @pytest.fixture
 async def lonely() -> AsyncIterator[httpx.AsyncClient]:
     async with started(create_app(settings_for(f"127.0.0.1:{free_port()}"))) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+async def server(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application with all dialects, whose default model finds red and blue rectangles."""
+    assert triton.poll() is None
+    async with started(create_app(msgspec.structs.replace(settings, model="six_columns", dialects=",".join(DIALECTS)))) as client:
         yield client
 
 
@@ -136,3 +147,41 @@ def peak_below(nbytes: float) -> Iterator[None]:
     finally:
         tracemalloc.stop()
     assert peak < nbytes
+
+
+P = ParamSpec("P")
+
+
+class _Selector(selectors.DefaultSelector):
+    """Does not wait until the next timer, but notes how long that would have taken."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "everything waits for something that never comes"
+        self.now += max(timeout, 0)
+        return super().select(0)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._clock = _Selector()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test in a loop whose clock begins at zero and jumps to the next timer; it must use neither threads nor sockets."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()

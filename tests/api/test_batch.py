@@ -8,7 +8,6 @@ import httpx
 import msgspec
 import pytest
 
-from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import MAX_IMAGES, parse_batch
 from app.errors import InvalidParameter, MalformedRequest
 from app.main import create_app
@@ -17,7 +16,7 @@ from tests.api.conftest import peak_below
 from tests.fakes import models
 from tests.fakes.triton import FakeTriton
 from tests.faults.corpus import bombs
-from tests.support import SCENE, in_cycles, json, sample_image, started
+from tests.support import SCENE, json, sample_image, started
 
 FORM = "multipart/form-data; boundary=b"
 JSON = "application/json"
@@ -87,7 +86,6 @@ def test_error_says_what_is_wrong() -> None:
         (body_of(("images[]", b"a", "a.jpg")), FORM, "in the field 'images[]'; expected it in 'images' (or 'image' or 'file')"),
         (body_of(*[("x", b"", None)] * 81), FORM, "the form has too many parts; the maximum is 80"),
         (b'{"image": "YQ=="}', JSON, "unknown member 'image'; expected the images in \"images\", a list of base64"),
-        (document(["YQ=="], boxes=None), JSON, '"boxes" is null; expected a string, a finite number'),
         (document(["YQ=="], boxes="x" * (1 << 16)), JSON, "more than 64 KiB beside its images"),
         (b'{"images": ["YQ=="], "images": ["YQ=="]}', JSON, "a member of the JSON object is given more than once"),
         *((data, JSON, "expected a JSON object such as") for data in (b'["YQ=="]', b"\xff", DEEP)),
@@ -121,13 +119,6 @@ def as_json(*images: bytes, **members: Any) -> dict[str, Any]:  # noqa: ANN401
 async def alone(client: httpx.AsyncClient) -> list[list[dict[str, Any]]]:
     answers = [await client.post("/predict/six_columns?boxes=pixel", content=scene) for scene in SCENES]
     return [json(answer)["detections"] for answer in answers]
-
-
-async def test_results_of_a_batch_are_released_at_once(client: httpx.AsyncClient) -> None:
-    with in_cycles(ImagesAnswer) as kept:
-        for headers in [{}, LINES] * 3:
-            assert (await client.post(PATH, files=form(*SCENES), headers=headers)).status_code == 200
-    assert not kept
 
 
 async def test_each_image_of_a_form_is_answered_as_if_it_were_alone(

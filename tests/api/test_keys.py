@@ -1,14 +1,14 @@
-"""API keys: who may use which route, what the log says of the caller, and the file of keys."""
+"""API keys: who may use which route, what the log says of the caller, and the file of keys; and what pages of other origins may."""
 
 import hashlib
 import hmac
-from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from app.api.admin import ROUTES
@@ -17,7 +17,7 @@ from app.api.answering import problems
 from app.api.application import Application
 from app.api.caller import keys
 from app.api.caller.client_address import client_address
-from app.api.caller.keys import ApiKeys, KeysError, create
+from app.api.caller.keys import ApiKeys, KeysError
 from app.api.dialects.dialect import load
 from app.api.pass_on import ask_search
 from app.api.reports.instead import instead
@@ -28,8 +28,8 @@ from app.resilience import last_valid
 from app.resilience.fairness import HIGH, LOW, NORMAL, Caller
 from app.settings.schema import DIALECTS
 from tests.api.conftest import routes_of, settings_for, write_keys
-from tests.fakes.triton import FakeTriton, serving
-from tests.support import SCENE, call, calling, captured_log, chunk, json, lifespan_of, receiving
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.support import SCENE, call, calling, captured_log, chunk, json, lifespan_of, receiving, started
 
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
 DETECT, HEALTH = f"camera.{SECRET}", "monitor.other"
@@ -70,11 +70,17 @@ async def ask(app: Application, path: str, headers: dict[str, str] | Sequence[tu
         return await client.request("POST" if is_post else "GET", path, headers=headers, content=SCENE if is_post else None)
 
 
-async def test_request_without_a_key_is_unauthorized(locked: Application) -> None:
-    for path in NEED_DETECT + NEED_HEALTH:
-        problem = json(response := await ask(locked, path), 401)
-        assert problem["detail"] == "send one API key, as `Authorization: Bearer ID.SECRET` or `X-API-Key: ID.SECRET`"
-        assert response.headers["www-authenticate"] == "Bearer"
+async def test_key_opens_the_routes_of_its_scope_and_no_others(locked: Application) -> None:
+    for name, value in (("authorization", "bearer  {}"), ("X-API-Key", "{}")):
+        for path in NEED_DETECT:  # 400: no classifier; 404: not listed; 502: Triton answers nothing
+            assert (await ask(locked, path, {name: value.format(DETECT)})).status_code in {200, 400, 404, 415, 502}
+        for path in NEED_HEALTH:
+            assert (await ask(locked, path, {name: value.format(HEALTH)})).status_code == 200
+    for key, paths in ((DETECT, NEED_HEALTH), (HEALTH, NEED_DETECT)):
+        for path in paths:
+            assert json(await ask(locked, path, {"X-API-Key": key}), 403)["code"] == "forbidden"
+            assert "send one API key" in json(response := await ask(locked, path), 401)["detail"]
+            assert response.headers["www-authenticate"] == "Bearer"
 
 
 async def test_probes_documentation_and_what_is_not_offered_need_no_key(locked: Application) -> None:
@@ -104,20 +110,6 @@ async def test_every_route_of_a_dialect_needs_a_key(locked: Application) -> None
                         response = await client.request(method, sample.replace("{name:str}", "tiny"), json={"image": "AAAA"})
 
                         assert (response.status_code in {400, 401}) == (sample not in OPEN), (method, sample, response.text)
-
-
-async def test_key_opens_the_routes_of_its_scope(locked: Application) -> None:
-    for name, value in (("authorization", "bearer  {}"), ("X-API-Key", "{}")):
-        for path in NEED_DETECT:  # 400: no classifier; 404: not listed; 502: Triton answers nothing
-            assert (await ask(locked, path, {name: value.format(DETECT)})).status_code in {200, 400, 404, 415, 502}
-        for path in NEED_HEALTH:
-            assert (await ask(locked, path, {name: value.format(HEALTH)})).status_code == 200
-
-
-async def test_key_without_the_scope_is_forbidden(locked: Application) -> None:
-    for key, paths in ((DETECT, NEED_HEALTH), (HEALTH, NEED_DETECT)):
-        for path in paths:
-            assert json(await ask(locked, path, {"X-API-Key": key}), 403)["code"] == "forbidden"
 
 
 async def test_wrong_malformed_and_repeated_keys_are_unauthorized(locked: Application, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,13 +167,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "keys.toml"
 
 
-@pytest.fixture
-def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    now = [100.0]
-    monkeypatch.setattr(last_valid, "monotonic", lambda: now[0])
-    return lambda seconds: now.__setitem__(0, now[0] + seconds)
-
-
 def table(id_: str = "camera-1", sha256: str = f'["{SHA256}"]', scopes: str = '["detect"]', more: str = "") -> str:
     return f"[{id_}]\nsha256 = {sha256}\nscopes = {scopes}\n{more}\n"
 
@@ -235,14 +220,11 @@ def test_file_that_is_not_valid_is_rejected(path: Path) -> None:
 
 def test_created_key_is_accepted(path: Path) -> None:
     """The id is part of the credential and of a TOML table."""
-    credential, text = create("camera-1")
+    credential, text = keys.create("camera-1")
     path.write_text(table("other") + text)
-
     assert credential.removeprefix("camera-1.") not in text
     assert found(ApiKeys(path), credential) == "camera-1"
-    assert create("camera-1")[0] != credential
-    with pytest.raises(KeysError, match=r"^a key's id has 1 to 64 letters"):
-        create("a.b")
+    assert keys.create("camera-1")[0] != credential
 
 
 def test_credential_finds_its_key_after_two_comparisons(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,24 +246,81 @@ def test_credential_finds_its_key_after_two_comparisons(path: Path, monkeypatch:
         assert (found(known, credential), compared) == (id_, [32, 32]), credential
 
 
-def test_change_holds_within_a_second_unless_it_is_not_valid(
-    path: Path, wait: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path.write_text(table())
-    known = ApiKeys(path)
-    log = captured_log(monkeypatch, last_valid)
+ORIGIN = "https://app.example.org"
+ADMIN, CAMERA = ({"X-API-Key": f"{id_}.secret"} for id_ in ("boss", "camera"))
 
-    for change in (partial(path.write_text, table(scopes=f'["{SECRET}"]')), partial(path.write_text, ""), path.unlink):
-        change()
-        for _ in range(3):
-            wait(1)
-            assert found(known, f"camera-1.{SECRET}") == "camera-1"
-    assert last_valid.refused == {"api_keys": f"{path}: No such file or directory"}
-    assert [(line.method_name, line.kwargs["file"]) for line in log] == 3 * [("error", "api_keys")]
-    assert SECRET not in repr(log)
 
-    path.write_text(table("new"))
-    wait(1)
-    assert found(known, f"camera-1.{SECRET}") is None
-    assert found(known, f"new.{SECRET}") == "new"
-    assert last_valid.refused == {}
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A page of one of two origins that an application with keys allows; its Triton finds nothing."""
+    fake = FakeTriton()
+    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    file = write_keys(tmp_path, ("boss", "secret", "admin"), ("camera", "secret", "detect"))
+    settings = {"api_keys_file": file, "cors_origins": f"http://localhost:3000, {ORIGIN.upper()}", "max_file_size_mb": 1}
+    async with serving(fake), started(create_app(settings_for(fake.url, **settings))) as client:
+        client.headers["Origin"] = ORIGIN
+        yield client
+
+
+async def preflight(client: httpx.AsyncClient, method: str, path: str, origin: str = ORIGIN) -> httpx.Response:
+    return await client.options(path, headers={"Origin": origin, "Access-Control-Request-Method": method})
+
+
+def of_cors(response: httpx.Response) -> list[str]:
+    return [name for name in response.headers if name.startswith("access-control-")]
+
+
+async def test_preflight_request_needs_no_key(page: httpx.AsyncClient) -> None:
+    """The browser sends none with it; also for unknown paths, so that the page can read the 404."""
+    for path in ("/v1/predict/tiny?confidence=0.5", "/" + "x" * 2000):
+        response = await preflight(page, "POST", path)
+        assert (response.status_code, response.content) == (204, b"")
+        assert int(response.headers["access-control-max-age"]) > 0
+        names = ("allow-origin", "allow-methods", "allow-headers", "allow-credentials")
+        allowed = [ORIGIN, "GET, HEAD, POST", "*, Authorization", None]
+        assert [response.headers.get(f"access-control-{name}") for name in names] == allowed
+        assert "Origin" in response.headers.get_list("vary")
+
+
+async def test_no_page_of_another_origin_changes_models(page: httpx.AsyncClient) -> None:
+    for method, path in (("POST", "/v1/models/doors"), ("DELETE", "/models/doors"), ("PUT", "/routes/a")):
+        asked = await preflight(page, method, path)
+        response = await page.request(method, path, headers=ADMIN)
+        assert (asked.status_code, response.status_code) == (204, 403)
+        assert of_cors(asked) == of_cors(response) == []
+
+
+async def test_pages_of_other_origins_read_nothing(page: httpx.AsyncClient) -> None:
+    for origin in (f"{ORIGIN}:8443", f"{ORIGIN}.example.com", ORIGIN.replace("https", "http"), "null"):
+        headers = {**CAMERA, "Origin": origin}
+        for response in (await preflight(page, "POST", "/detect", origin), await page.get("/models", headers=headers)):
+            assert of_cors(response) == []
+            assert "Origin" in response.headers.get_list("vary")
+
+
+async def test_page_reads_responses_and_errors(page: httpx.AsyncClient) -> None:
+    for method, path, headers, content, status in (
+        ("POST", "/detect", CAMERA, SCENE, 200),
+        ("POST", "/v1/vision/detection", {}, SCENE, 401),
+        ("POST", "/detect", CAMERA, bytes(2**20 + 1), 413),
+        ("POST", "/" + "x" * 2000, {}, b"", 400),
+    ):
+        response = await page.request(method, path, headers=headers, content=content)
+        assert response.status_code == status
+        assert response.headers["access-control-allow-origin"] == ORIGIN
+        exposed = "Retry-After, Server-Timing, X-Cache, X-Process-Time, X-Request-ID"
+        assert response.headers["access-control-expose-headers"] == exposed
+        assert "Origin" in response.headers.get_list("vary")
+    assert (await page.get("/")).headers.get_list("vary") == ["Accept", "Origin"]
+
+
+async def test_every_page_can_be_allowed_and_none_is_by_default(reader: httpx.AsyncClient) -> None:
+    async with started(create_app(settings_for("127.0.0.1:1", cors_origins="*"))) as client:
+        for response in (await preflight(client, "POST", "/detect"), await client.get("/livez", headers={"Origin": "null"})):
+            assert response.headers["access-control-allow-origin"] == "*"
+            assert "vary" not in response.headers
+    asked = await preflight(reader, "POST", "/detect")
+    for response in (asked, await reader.get("/livez", headers={"Origin": ORIGIN})):
+        assert of_cors(response) == []
+        assert "vary" not in response.headers
+    assert asked.headers["allow"] == "OPTIONS, POST"

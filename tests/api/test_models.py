@@ -1,17 +1,27 @@
-"""The list of models; and models that are loaded for the requests that name them."""
+"""The list of models, those that are loaded for the requests that name them, and how callers with the scope `admin` change them."""
 
+import asyncio
+import re
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
 import pytest
 
+from app.api import admin
+from app.api.application import Application
+from app.host import program
 from app.main import create_app
-from tests.api.conftest import settings_for
+from app.triton.repository import LOCK, REMOVED
+from app.zoo import description
+from app.zoo.repository import Repository
+from tests.api.conftest import settings_for, write_keys
 from tests.fakes.triton import CONFIG, FakeTriton, LoadingTriton, config_with, infer_response, serving
-from tests.support import SCENE, json, started
+from tests.support import SCENE, call, calling, chunk, json, lifespan_of, receiving, started, staying
+from tests.zoo.exported import exported
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
@@ -32,8 +42,7 @@ async def test_models_of_triton_are_listed_with_their_state(gateway: Gateway) ->
     assert {"a": "ready", "b": "not_ready", "c": "not_ready", "yolo11n": "not_pulled"}.items() <= states.items()
     assert len({tuple(model) for model in document["models"]}) == 1  # all have the same members
     assert (listed["yolo11n"]["status"], listed["yolo11n"]["versions"]) == ("UNAVAILABLE", [])
-    assert document == json(await client.get("/models/"))
-    assert document.items() <= json(await client.get("/v1/models")).items()  # where a dialect may add to it
+    assert document.items() <= json(await client.get("/v1/models/")).items()  # where a dialect may add to it
     for name in ("a", "b", "yolo11n"):
         assert json(await client.get(f"/models/{name}")) == listed[name]
     problem = json(await client.get("/models/nothing"), 404)
@@ -97,3 +106,144 @@ async def test_model_is_loaded_by_its_first_request_if_there_is_time_and_again_o
             fake.index = [entry for entry in fake.index if entry[0] != "doors"]
         assert (await client.post("/detect/batch?model=doors", files=[("file", SCENE)])).status_code == 200
         assert fake.told == ["load doors"] * loads
+
+
+ADMIN = {"X-API-Key": "boss.secret"}
+CAMERA = {"X-API-Key": "camera.secret"}
+NETWORK = exported({"output0": (7, 84)}, (64, 64), names={0: "door", 1: "window", 2: "gate"}).SerializeToString()
+
+
+class Service(NamedTuple):
+    """An application that adds models to a repository, and a client of it."""
+
+    app: Application
+    client: httpx.AsyncClient
+    repository: Repository
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.repository.path.iterdir()} - {LOCK}
+
+
+@pytest.fixture
+async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
+    repository = tmp_path / "models"
+    repository.mkdir()
+    fake = FakeTriton()
+    async with serving(fake):
+        monkeypatch.setattr(admin, "MAX_MODEL_BYTES", 2**18)
+        monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(repository))  # for the commands
+        monkeypatch.setenv("NEREID_TRITON_ENDPOINTS", fake.url)
+        keys = write_keys(tmp_path, ("boss", "secret", "admin"), ("camera", "secret", "detect"))
+        settings = settings_for(fake.url, model_repository=str(repository), api_keys_file=keys)
+        async with lifespan_of(app := create_app(settings)), calling(app) as client:
+            yield Service(app, client, Repository(repository))
+
+
+async def test_no_caller_changes_models_of_a_gateway_without_keys(tmp_path: Path) -> None:
+    fake = FakeTriton()
+    async with serving(fake):
+        settings = settings_for(fake.url, model_repository=str(tmp_path))
+        async with lifespan_of(app := create_app(settings)), calling(app) as client:
+            for method, path in (("POST", "/models/a"), ("DELETE", "/models/a"), ("PUT", "/models/a/default-version")):
+                assert (await client.request(method, path, content=NETWORK)).status_code in {404, 405}
+    assert not [*tmp_path.iterdir()]  # noqa: ASYNC240
+
+
+async def test_file_and_form_are_added(service: Service) -> None:
+    answer = await service.client.post("/models/doors?licence=MIT&labels=a,b,c", content=NETWORK, headers=ADMIN)
+    said = json(answer, 201)
+    assert (said["name"], said["state"]) == ("doors", "not_ready")
+    assert "doors:1: detection, 3 classes (a, b, c), 64 x 64" in said["detail"]
+    form = {"labels": (None, "a,b,c"), "iou": (None, "0.5"), "file": ("best.onnx", NETWORK)}
+    assert (await service.client.post("/models/gates", files=form, headers=ADMIN)).status_code == 201
+    found = description.load(service.repository.path / "gates")
+    assert found is not None
+    assert (found.labels, found.licence, found.source) == (("a", "b", "c"), "unknown", "")
+    assert service.files() == {"doors", "gates"}
+
+
+NO_FORM = {"headers": {**ADMIN, "Content-Type": "multipart/form-data; boundary=x"}, "content": b"no form"}
+
+
+@pytest.mark.parametrize(
+    ("line", "more", "status", "detail"),
+    [
+        ("POST /models/doors", {"headers": {}}, 401, "send one API key"),
+        ("DELETE /models/doors", {"headers": CAMERA}, 403, "does not have the scope 'admin'"),
+        ("POST /models/doors?samples=/etc", {}, 400, "unknown parameter 'samples'"),
+        ("POST /models/doors?head=x", {}, 422, r"an option is not valid: .*\$.head"),
+        ("POST /models/doors", {"content": b"no network"}, 422, "the file is not a complete ONNX network"),
+        ("POST /models/doors", {"content": bytes(2**18 + 1)}, 413, "the limit is 0.25 MiB"),
+        ("POST /models/doors", NO_FORM, 400, "the form is not well formed"),
+        ("POST /models/doors", {"files": [("file", NETWORK), ("image", NETWORK)]}, 400, "the form has more than one file"),
+        ("POST /models/-x", {"content": NETWORK}, 422, "'-x' is not a name of a model"),
+        ("POST /models/a%00b", {"content": NETWORK}, 404, "a model's name has 1 to 64 letters"),
+        ("DELETE /models/a?version=1", {}, 404, "there is no model a in"),
+    ],
+)
+async def test_refused_upload_changes_nothing(service: Service, line: str, more: dict[str, Any], status: int, detail: str) -> None:
+    method, _, path = line.partition(" ")
+    answer = await service.client.request(method, path, **{"headers": ADMIN, **more})
+    assert re.search(detail, json(answer, status)["detail"])
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert service.files() == set()
+
+
+async def test_models_are_added_one_at_a_time(service: Service) -> None:
+    with service.repository.writing():
+        answer = await service.client.post("/models/doors", content=NETWORK, headers=ADMIN)
+    assert "another process changes the models" in json(answer, 429)["detail"]
+    body, may_end = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Any:  # noqa: ANN401
+        body.set()
+        await may_end.wait()
+        return chunk(NETWORK)
+
+    slow = asyncio.create_task(call(service.app, receive, "/models/doors", ADMIN))
+    await body.wait()
+    answer = await service.client.post("/models/gates", content=NETWORK, headers=ADMIN)
+    assert json(answer, 429)["detail"] == "another request changes models now"
+    may_end.set()
+    assert (await slow).status == 201
+
+
+async def test_added_model_can_be_changed(service: Service) -> None:
+    for labels in ("a,b,c", "a,b,c&mean=1,2,3"):
+        await service.client.post(f"/models/doors?labels={labels}", content=NETWORK, headers=ADMIN)
+    for line, version, status, detail in (
+        ("PUT /models/doors/default-version", 1, 200, "doors is version 1 when the Triton at"),
+        ("PUT /models/doors/default-version", 3, 404, "doors has no version 3"),
+        ("POST /models/doors/load", None, 200, "doors is loaded when"),
+        ("POST /models/doors/unload", None, 501, "doors cannot be unloaded: a Triton that runs elsewhere"),
+        ("DELETE /models/doors?version=1", None, 422, "doors:1 is the default version"),
+    ):
+        method, path = line.split()
+        answer = await service.client.request(method, path, headers=ADMIN, json={"version": version} if version else None)
+        assert detail in json(answer, status)["detail"]
+    for chosen in ("?version=2", ""):
+        assert (await service.client.delete(f"/models/doors{chosen}", headers=ADMIN)).status_code == 204
+    assert service.files() == {REMOVED}
+
+
+async def test_failure_of_the_gateway_is_no_fault_of_the_model(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def add(status: int) -> httpx.Response:
+        answer = await service.client.post("/models/doors", content=NETWORK, headers=ADMIN)
+        assert answer.status_code == status, answer.text
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(program, "command", lambda *_: [sys.executable, "-c", "raise KeyError('secret')"])
+        answer = await add(500)
+        assert (answer.json()["code"], "secret" in answer.text) == ("internal_error", False)
+    service.repository.path.rename(service.repository.path.with_name("moved"))
+    assert (await add(501)).json()["detail"] == "the model repository cannot be written: No such file or directory"
+
+
+async def test_client_that_leaves_or_pauses_adds_nothing(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = chunk(NETWORK[:1000], more=True)
+    assert (await call(service.app, receiving(part), "/models/doors", ADMIN)).status == 400
+    monkeypatch.setattr(admin, "PAUSE_SECONDS", 0.05)
+    reply = await call(service.app, staying(part), "/models/doors", ADMIN)
+    assert (reply.status, "without pauses of more than" in reply.body.decode()) == (408, True)
+    assert service.files() == set()

@@ -1,34 +1,35 @@
 """Every route at which a model is asked, and every cause for which a request is rejected before its body is received.
 
-The tests compare all routes, also those of the dialects, with the one order of checks, so no module has them.
+The first tests compare all routes with the one order of checks; the last ones are about an open circuit.
 """
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from threading import Event
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
+import httpx
+import numpy as np
 import pytest
 
 from app.api import application
-from app.api.admission.guards import guard_circuit, guard_key, guard_payload, guard_timing
 from app.api.application import Application
 from app.api.caller.keys import ApiKeys
 from app.api.dialects.dialect import load
 from app.api.routes import ModelRoute
 from app.api.search import routes
+from app.main import create_app
 from app.pipeline.pipeline import Pipeline
-from app.resilience.deadline import Deadline
-from app.resilience.fairness import ANYBODY, Caller, Turn
-from app.resilience.lease import Lease
+from app.resilience.fairness import ANYBODY
 from app.settings.schema import DIALECTS
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
-from tests.api.conftest import post_unread, routes_of, write_keys
-from tests.support import DEPLOYMENT, METRICS, Reply, call, chunk, lifespan_of, receiving, staying
+from tests.api.conftest import post_unread, routes_of, settings_for, write_keys
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.support import DEPLOYMENT, METRICS, SCENE, Reply, call, calling, chunk, json, lifespan_of, receiving, staying, until
 from tests.world import World, open_world
 
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
@@ -49,6 +50,10 @@ _UNREAD = (
 
 BOTH = pytest.mark.parametrize("gateway", [False, True], ids=["worker", "search"], indirect=True)
 """Marks a test of the routes of a worker, and of the process that searches beside it."""
+
+
+def type_of(route: ModelRoute) -> tuple[str, str]:
+    return FORM if route.media_types else JPEG
 
 
 class Gateway(NamedTuple):
@@ -99,13 +104,6 @@ def status_of(path: str, status: int) -> int:
 
 
 @BOTH
-async def test_every_route_that_runs_a_model_has_the_guards_and_the_pipeline(gateway: Gateway) -> None:
-    for path, route in gateway.routes:
-        assert (path, route.resolve_guards()) == (path, [guard_key, guard_payload, guard_circuit, guard_timing])
-        assert "pipeline" in route.parsed_fn_signature.parameters or path.endswith(_UNREAD), path
-
-
-@BOTH
 async def test_no_key_or_the_wrong_one(gateway: Gateway) -> None:
     """401 and 403 come before anything else is judged; a body that may contain the key is received first."""
     for path, route in gateway.routes:
@@ -129,7 +127,7 @@ async def test_the_declared_type_and_length(gateway: Gateway) -> None:
     for path, route in gateway.routes:
         for key in [[CAMERA], *([[]] if route.key_in == "body" else [])]:
             assert (await gateway.ask(path, *key, HTML, TOO_LONG)).status == status_of(path, 415), path
-            assert (await gateway.ask(path, *key, FORM if route.media_types else JPEG, TOO_LONG)).status == 413, path
+            assert (await gateway.ask(path, *key, type_of(route), TOO_LONG)).status == 413, path
 
 
 @BOTH
@@ -140,9 +138,7 @@ async def test_length_that_is_not_declared(gateway: Gateway) -> None:
             continue  # nobody looks at its body if the key is known before
         part = chunk(bytes(2**16), more=True)
         limit = {"text": 2**16, "image": 2**20, "images": 2**22}[route.takes]
-        reply = await call(
-            gateway.app, receiving(*[part] * (limit // 2**16 + 1)), path, [CAMERA, FORM if route.media_types else JPEG]
-        )
+        reply = await call(gateway.app, receiving(*[part] * (limit // 2**16 + 1)), path, [CAMERA, type_of(route)])
         assert reply.status == 413, path
         if route.key_in == "body":
             limit = min(limit, 2**20)  # nobody knows yet whose body it is
@@ -155,11 +151,11 @@ async def test_full_gateway(gateway: Gateway) -> None:
     with full(gateway.world):
         for path, route in gateway.routes:
             if route.takes != "text":
-                assert (reply := await gateway.ask(path, CAMERA, FORM if route.media_types else JPEG, LENGTH)).status == 429, path
+                assert (reply := await gateway.ask(path, CAMERA, type_of(route), LENGTH)).status == 429, path
                 assert reply.headers["retry-after"] == "1"
                 assert ("problem" in reply.headers["content-type"]) != any(f"/{name}/" in path for name in DIALECTS)
             else:
-                assert (await gateway.ask(path, CAMERA, FORM if route.media_types else JPEG, TOO_LONG)).status == 413, path
+                assert (await gateway.ask(path, CAMERA, type_of(route), TOO_LONG)).status == 413, path
             assert (await gateway.ask(path, MONITOR)).status == 403, path
             assert (await gateway.ask(path, ("X-API-Key", "camera.wrong"))).status == 401, path
 
@@ -169,7 +165,7 @@ async def test_no_memory_for_batches(gateway: Gateway) -> None:
     with full(gateway.world, batches_only=True):
         for path, route in gateway.routes:
             length, status = (LENGTH, 429) if route.takes == "images" else (TOO_LONG, 413)
-            assert (await gateway.ask(path, CAMERA, FORM if route.media_types else JPEG, length)).status == status, path
+            assert (await gateway.ask(path, CAMERA, type_of(route), length)).status == status, path
 
 
 @BOTH
@@ -182,7 +178,7 @@ async def test_open_circuit(gateway: Gateway) -> None:
     with full(world):
         for path, route in gateway.routes:
             if route.takes != "text":
-                reply = await gateway.ask(path, CAMERA, FORM if route.media_types else JPEG, LENGTH)
+                reply = await gateway.ask(path, CAMERA, type_of(route), LENGTH)
                 assert (reply.status, reply.headers["retry-after"]) == (503, "1"), path
             else:
                 assert (await call(gateway.app, receiving(chunk(b"")), path, [CAMERA])).status != 503, path
@@ -219,23 +215,98 @@ async def test_bodies_that_may_have_a_key(gateway: Gateway) -> None:
     assert gateway.world.admission.own_bytes == 0
 
 
-async def test_the_key_in_a_body_has_two_seconds_to_be_found(gateway: Gateway) -> None:
-    """However long the request may take; and the work of finding it takes no thread from other requests."""
-    path, busy = "/deepstack/v1/vision/detection?timeout_ms=30000", Event()
-    body = chunk(b"--b--")
-    with Lease() as lease:
-        threads = gateway.world.pipeline.apart_threads
-        callers = (ANYBODY, Caller("other"))  # the second one takes the thread for callers that have no other work
-        holding = [asyncio.create_task(threads.run(busy.wait, Deadline.after(100), lease, turn=Turn(caller))) for caller in callers]
-        asking = [asyncio.create_task(call(gateway.app, staying(body), path, [FORM, *key])) for key in ([], [CAMERA])]
-        assert (await asking[1]).status == 400
-        await gateway.world.time.skip(2)
-        assert (await asking[0]).status == 408
-        busy.set()
-        await asyncio.gather(*holding)
-
-
 async def test_body_that_takes_long_to_read_is_not_read(gateway: Gateway) -> None:
     """Litestar's router caches paths, and queries are searched for keys and models."""
     for path in ("/predict/" + "\N{GRINNING FACE}" * 1024, "/detect?" + "&".join(["a=%41"] * 65), "/nothing" * 1024):
         assert (await gateway.ask(path)).status == 400
+
+
+class SickTriton(FakeTriton):
+    """Has two versions of models, and cannot run one model unless it is asked for a version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sick = ""
+        self.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+        self.model_versions = ["1", "2"]
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if request.model_name == self.sick and not request.model_version:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Server is stopping")
+        return await super().ModelInfer(request, context)
+
+
+class Breaking(NamedTuple):
+    """A gateway whose models break."""
+
+    fake: SickTriton
+    app: Application
+    client: httpx.AsyncClient
+
+    async def detect(self, path: str = "/detect") -> int:
+        return (await self.client.post(path, content=SCENE)).status_code
+
+    async def break_model(self, model: str) -> None:
+        self.fake.sick = model
+        for _ in range(5):
+            problem = json(await self.client.post(f"/predict/{model}", content=SCENE), 503)
+            assert problem["code"] == "triton_unavailable"
+
+    async def mend(self, path: str) -> None:
+        self.fake.sick = ""
+
+        async def is_mended() -> bool:
+            return await self.detect(path) == httpx.codes.OK
+
+        await until(is_mended)
+
+    async def assert_rejected(self, path: str, content_type: str) -> None:
+        reply = await post_unread(self.app, path, {"Content-Type": content_type, "Content-Length": "100"})
+        assert (reply.status, reply.problem["code"], reply.headers["retry-after"]) == (503, "circuit_open", "1")
+
+
+@pytest.fixture
+async def breaking() -> AsyncIterator[Breaking]:
+    fake = SickTriton()
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url))), calling(app) as client:
+        yield Breaking(fake, app, client)
+        fake.sick = ""
+
+
+async def test_open_circuit_of_the_default_model_does_not_matter_to_a_body_that_names_another_one(breaking: Breaking) -> None:
+    await breaking.break_model("tiny")
+    encoded = base64.b64encode(SCENE).decode()
+    image = {"type": "base64", "value": encoded}
+    for fields, status in (({"model": "other"}, 200), ({}, 503), ({"model": "tiny"}, 503)):
+        json(await breaking.client.post("/detect", files={"image": SCENE}, data=fields), status)
+        json(await breaking.client.post("/detect", json={"image": encoded, **fields}), status)
+        by_id = {"model_id": fields["model"]} if fields else {}
+        json(await breaking.client.post("/infer/object_detection", json={**by_id, "image": image}), status)
+    for content_type in ("multipart/form-data; boundary=x", "application/json"):
+        await breaking.assert_rejected("/v1/detect?model=tiny", content_type)
+
+
+async def test_callers_can_go_back_from_a_newer_version_that_fails(breaking: Breaking) -> None:
+    """Requests without a version once used the circuit of the newest version."""
+    assert await breaking.detect("/detect?version=2") == 200
+    breaking.fake.model_versions = ["1", "2", "3"]
+    await breaking.break_model("tiny")
+    await breaking.assert_rejected("/detect", "image/bmp")
+    assert [await breaking.detect(path) for path in ("/detect?version=2", "/detect")] == [200, 503]
+
+
+async def test_readiness_depends_on_the_circuit_of_the_default_model(breaking: Breaking) -> None:
+    """A gateway whose default model fails gets no more requests from a load balancer, although Triton says that it is ready."""
+    client = breaking.client
+    await breaking.break_model("other")
+    assert (await client.get("/readyz")).status_code == 200
+    await breaking.mend("/predict/other")
+    await breaking.break_model("tiny")
+    assert json(await client.get("/v1/readyz"), 503) == {"status": "not_ready"}
+    report = json(await client.get("/health"), 503)
+    assert (report["status"], report["triton"], report["tritons"][0]["status"]) == ("unhealthy", "healthy", "not_ready")
+    for path in ("/livez", "/models"):
+        assert (await client.get(path)).status_code == 200
+    await breaking.mend("/detect")
+    assert json(await client.get("/readyz")) == {"status": "ready"}
+    assert json(await client.get("/health"))["status"] == "healthy"

@@ -1,6 +1,8 @@
-"""A hit is what an inference would have answered, and is only found for the same network, image, caller and settings."""
+"""A hit is what an inference would have answered, also in HTTP, and only for the same network, image, caller and settings."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,15 @@ from app.detection.nms import Candidates
 from app.errors import DeadlinePassed, GatewayFull, InferenceFailed, InvalidParameter
 from app.imaging.transform import Crop, ImageTransform
 from app.main import create_app
-from app.model.heads import ClassificationHead, DetectionHead, Head, ObbHead, OutputFormat, PoseHead
+from app.model.heads import ClassificationHead, DetectionHead, Head, OutputFormat, PoseHead
 from app.model.spec import ModelSpec
 from app.pipeline.call import Decoded, DetectOptions, Question, TaskOptions
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import Caller
 from app.triton import loading
 from app.triton.repository import CLEARED, DESCRIPTION, LOCK
 from app.zoo import description
-from tests.api.conftest import settings_for
-from tests.cache.conftest import SECRET, Caching
+from tests.api.conftest import settings_for, write_keys
+from tests.cache.conftest import OBJECTS, SECRET, Caching
 from tests.fakes import models
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving
 from tests.imaging.samples import encode
@@ -46,24 +47,9 @@ async def test_images_are_told_apart(caching: Caching) -> None:
     assert [await caching.result(data) for data in images * 2] == ["miss"] * 5 + ["hit"] * 5
 
 
-CAMERA, DOOR = {"caller": Caller("camera")}, {"caller": Caller("door")}
-
-
-@pytest.mark.parametrize(
-    ("is_shared", "calls", "results"),
-    [
-        (False, [CAMERA, DOOR, CAMERA, DOOR], ["miss", "miss", "hit", "hit"]),
-        (True, [CAMERA, DOOR], ["miss", "hit"]),
-        (False, [{"uses_cache": False}, {}, {"uses_cache": False}], ["", "miss", ""]),
-        (False, [{"allows_truncated": True}, {}, {"allows_truncated": True}], ["miss", "miss", "hit"]),
-    ],
-)
-async def test_result_answers_the_same_question_of_the_same_caller(
-    caching: Caching, calls: list[dict[str, Any]], results: list[str], *, is_shared: bool
-) -> None:
-    caching.open(is_shared=is_shared)
-
-    assert [await caching.result(**call) for call in calls] == results
+async def test_result_answers_the_same_question(caching: Caching) -> None:
+    calls: list[dict[str, Any]] = [{"allows_truncated": True}, {}, {"allows_truncated": True}, {"uses_cache": False}]
+    assert [await caching.result(**call) for call in calls] == ["miss", "miss", "hit", ""]
 
 
 async def test_other_network_or_preprocessing_never_gets_the_result_of_the_old_one(caching: Caching) -> None:
@@ -277,9 +263,7 @@ def candidates(n: int, features: int = 0) -> Candidates:
 POSE = of(head(PoseHead, features=6, keypoint_names=("nose", "ear")))
 CASES: dict[str, tuple[Decoded, Question[Any]]] = {
     "detection": (Decoded(of(head(DetectionHead)), "1", candidates(40), FIT), DetectOptions(None, 0.3, ["red"], 10, iou=0.4)),
-    "nothing": (Decoded(of(head(DetectionHead)), "1", candidates(0), FIT), DetectOptions(None, 0.3, None, 10)),
     "pose": (Decoded(POSE, "2", candidates(9, 6), FIT), DetectOptions(None, 0.1, None, 10, task="pose")),
-    "obb": (Decoded(of(head(ObbHead, features=1)), "1", candidates(9, 1), FIT), DetectOptions(None, 0.1, None, 10, task="obb")),
     "classification": (
         Decoded(
             of(ClassificationHead(classes=1000, scores="probabilities")),
@@ -318,3 +302,78 @@ def test_altered_and_foreign_bytes_are_rejected() -> None:
     assert entry.load(value, b"o" * 32, decoded.spec, SECRET) is None
     assert entry.load(value, KEY, decoded.spec, b"o" * 64) is None
     assert entry.load(value, KEY, decoded.spec, SECRET) is not None
+
+
+UNCACHED = {"cache-control": "max-age=0, no-store"}
+
+
+@asynccontextmanager
+async def open_gateway(**settings: object) -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
+    """A Triton whose model finds two objects, and a client of an application with a cache that knows the network."""
+    fake = FakeTriton()
+    fake.answer = infer_response(output0=OBJECTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.zoo.fingerprint.read", lambda *_: b"network")
+        async with serving(fake), started(create_app(settings_for(fake.url, cache="memory", **settings))) as client:
+            yield fake, client
+
+
+async def until_hit(client: httpx.AsyncClient, url: str, **request: Any) -> httpx.Response:  # noqa: ANN401
+    """Send a request until the cache answers it: results are stored, and networks read, in the background."""
+    while (response := await client.post(url, **request)).headers.get("x-cache") != "hit":  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.01)
+    return response
+
+
+def found(response: httpx.Response) -> Any:  # noqa: ANN401
+    """Return what an answer has found, without what differs between two requests."""
+    assert response.status_code == 200, response.text
+    if not isinstance(document := response.json() if "json" in response.headers["content-type"] else response.content, dict):
+        return document
+    return {name: part for name, part in document.items() if name not in {"total_time_ms", "request_id"}}
+
+
+async def test_headers_tell_a_hit_and_a_request_can_rule_it_out() -> None:
+    async with open_gateway() as (fake, client):
+        hit = await until_hit(client, "/detect", content=SCENE)
+        missed = await client.post("/detect", content=SCENE + b" ")
+        count = len(fake.requests)
+        uncached = await client.post("/detect", content=SCENE, headers=UNCACHED)
+        assert len(fake.requests) == count + 1
+
+        assert [response.headers.get("x-cache") for response in (hit, missed, uncached)] == ["hit", "miss", None]
+        assert 'cache;desc="hit";dur=' in hit.headers["server-timing"]
+        assert [stage for stage in ("decode;", "batch;", "infer;") if stage in hit.headers["server-timing"]] == []
+        assert 'cache;desc="miss";dur=' in missed.headers["server-timing"]
+        assert "cache;" not in uncached.headers["server-timing"]
+        assert found(hit) == found(uncached)
+        for query in ("confidence=0.5", "classes=1", "max_detections=1", "boxes=coco", "format=coco-results", "format=image"):
+            hit = await client.post(f"/predict/tiny?{query}", content=SCENE)
+            uncached = await client.post(f"/detect?{query}", content=SCENE, headers=UNCACHED)
+            assert (hit.headers["x-cache"], found(hit)) == ("hit", found(uncached)), query
+
+
+async def test_images_of_batches_and_dialects_use_the_same_results() -> None:
+    async with open_gateway() as (fake, client):
+        await until_hit(client, "/detect", content=SCENE)
+        count = len(fake.requests)
+        batch = await client.post("/detect/batch", files=[("images", SCENE)] * 3)
+        dialect = await client.post("/v1/vision/detection", files={"image": SCENE})
+        assert len(fake.requests) == count
+        new = await client.post("/detect/batch", files=[("images", SCENE + b" ")] * 8)
+
+    assert len(fake.requests) == count + 1
+    assert [len(answer.json()["results"]) for answer in (batch, new)] == [3, 8]
+    assert dialect.headers["x-cache"] == "hit"
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_keys_share_results_only_if_the_settings_say_so(tmp_path: Path, *, is_shared: bool) -> None:
+    keys = write_keys(tmp_path, ("camera", "camera", "detect"), ("door", "door", "detect"))
+    camera, door = ({"x-api-key": f"{name}.{name}"} for name in ("camera", "door"))
+    async with open_gateway(api_keys_file=keys, cache_shared=is_shared) as (_, client):
+        await until_hit(client, "/detect", content=SCENE, headers=camera)
+        first = await client.post("/detect", content=SCENE, headers=door)
+
+        assert first.headers["x-cache"] == ("hit" if is_shared else "miss")
+        assert (await until_hit(client, "/detect", content=SCENE, headers=door)).status_code == 200

@@ -17,12 +17,10 @@ import trustme
 from redis.asyncio import Redis
 from structlog.testing import CapturedCall
 
-from app import preflight
 from app.cache import redis_store
 from app.cache.memory import MemoryStore, create, open_file, read_secret_of
 from app.cache.redis_store import RedisStore
 from app.resilience.worker_table import WorkerTable
-from app.settings.schema import Settings, SettingsError
 from app.telemetry.metrics import Metrics
 from tests.redis_server import RedisServer, redis_server
 from tests.support import METRICS, ROOT, OpenTable, captured_log, free_port
@@ -295,8 +293,7 @@ async def test_answer_that_comes_too_late_or_to_a_caller_who_left_is_nobody_else
 @pytest.mark.parametrize(
     "answer",
     [
-        *(b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x16\x03\x01\x02\x00", b"-\xff\r\n", b"$x\r\n"),
-        *(b"$9999999999\r\nx", b":1\r\n", b"*1\r\n*1\r\n", b"%1\r\n+a\r\n"),
+        *(b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"-\xff\r\n", b"$x\r\n", b"$9999999999\r\nx", b":1\r\n", b"*1\r\n*1\r\n"),
     ],
 )
 async def test_garbage_is_a_miss(answer: bytes, folder: Path, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,11 +310,3 @@ async def test_garbage_is_a_miss(answer: bytes, folder: Path, metrics: Metrics, 
     ):
         assert await store.get(KEY) is None
         await store.put(KEY, VALUE)
-
-
-def test_api_does_not_start_with_such_a_url(folder: Path) -> None:
-    url = "redis://:secret@host/0?no_such_option=1"
-    with pytest.raises(SettingsError, match="NEREID_CACHE: not a URL of a Redis") as raised:
-        preflight.require_usable(Settings(cache=url, model_repository=str(folder), triton_home=str(folder / "t")))
-
-    assert "secret" not in str(raised.value)

@@ -1,6 +1,5 @@
 """The commands that pull, add, use, load and remove models, make keys and clear the cache."""
 
-import os
 import re
 import sys
 import tomllib
@@ -12,7 +11,7 @@ import pytest
 from app.__main__ import main
 from app.api.caller import keys
 from app.host.program import CommandError, NoSuchModel
-from app.triton.repository import CLEARED, LOCK, REMOVED, last_change
+from app.triton.repository import LOCK, REMOVED
 from app.zoo.recipe import DetectionRecipe
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
@@ -134,7 +133,6 @@ def test_default_model_is_removed_after_another_one_is_named(
 @pytest.mark.parametrize(
     ("routes", "reference", "said"),
     [
-        ('[people]\nto = "doors:1"\n', "doors", "NEREID_MODEL=people is a route to it; first"),
         ('[people]\nto = "doors:1"\n', "doors:1", "NEREID_MODEL=people is a route to it; first"),
         ('[people]\nto = "doors:1"\n', "doors:2", ""),
         ('[people]\nto = "gates"\n', "doors", ""),
@@ -213,15 +211,3 @@ def test_key_prints_its_credential_and_its_table(
     assert main(["key", "camera-1"]) == 0
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert ("and set NEREID_API_KEYS_FILE to its path" in first, second) == (True, "[camera-1]")
-
-
-def test_clearing_the_cache_is_seen_by_the_workers(
-    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NEREID_CACHE", "memory")
-    assert main(["cache", "clear"]) == 0
-    before = last_change(repository, CLEARED)
-    os.utime(repository / CLEARED, ns=(0, 0))
-    assert main(["cache", "clear"]) == 0
-    assert last_change(repository, CLEARED) >= before > 0
-    assert "no worker uses the results in its memory any more" in capsys.readouterr().err

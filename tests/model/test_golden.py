@@ -3,7 +3,6 @@
 from hashlib import sha256
 
 import numpy as np
-import pytest
 
 from app.model.golden import Golden, picture
 
@@ -24,26 +23,21 @@ def noisy(share: float) -> Golden:
     return Golden(tuple(np.array(SIZES) * np.random.default_rng(2).uniform(1 - share, 1 + share, 128)), EXPECTED.boxes)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_answer_of_another_precision_is_right() -> None:
+    for answer in (
         EXPECTED,
-        shifted(6),
+        shifted(6),  # in INT8
         shifted(0, -0.14),
-        noisy(0.3),
-        Golden(SIZES, (SIGN,)),
+        noisy(0.3),  # in INT8
+        Golden(SIZES, (SIGN,)),  # the other one was unsure
         Golden(SIZES, (*EXPECTED.boxes, (10.0, 10.0, 50.0, 50.0, 0.4, 2))),
         Golden((), EXPECTED.boxes),
-    ],
-    ids=["same", "INT8", "lower-scores", "INT8-of-sizes", "unsure-box-missing", "unsure-box-more", "without-sample"],
-)
-def test_answer_of_another_precision_is_right(answer: Golden) -> None:
-    assert EXPECTED.difference(answer) == ""
+    ):
+        assert EXPECTED.difference(answer) == ""
 
 
-@pytest.mark.parametrize(
-    ("expected", "answer", "reason"),
-    [
+def test_answer_of_a_sick_triton_is_wrong() -> None:
+    for expected, answer, reason in (
         (EXPECTED, Golden((0.0,) * 128), "other raw values"),
         (EXPECTED, Golden(SIZES, ((*SIGN[:4], 0.6, 11),)), "missing boxes"),
         (EXPECTED, Golden(SIZES, ((*SIGN[:5], 12),)), "missing boxes"),
@@ -53,10 +47,8 @@ def test_answer_of_another_precision_is_right(answer: Golden) -> None:
         (NOTHING, Golden(SIZES, (DOOR, GATE)), "unexpected boxes"),
         (Golden(ROWS), Golden((0.0,) * 5), "other raw values"),
         (Golden((0.0,) * 63 + (0.9,)), Golden((0.0,) * 64), "other raw values"),
-    ],
-)
-def test_answer_of_a_sick_triton_is_wrong(expected: Golden, answer: Golden, reason: str) -> None:
-    assert expected.difference(answer) == reason
+    ):
+        assert expected.difference(answer) == reason
 
 
 def test_noise_and_padded_rows_are_no_measure_and_the_last_values_alone_may_be_known() -> None:

@@ -73,10 +73,11 @@ def test_every_parameter_is_read() -> None:
     assert (spec.source, spec.licence, spec.default_version) == ("https://example.org/m", "MIT", 3)
 
 
-@pytest.mark.parametrize("invalid", [{"scale": "nan"}, {"resize": "fit"}, {"mean": "0,nan,0"}, {"std": "1,1,0"}])
-def test_invalid_parameter_is_named(invalid: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedModel, match=rf"the config of m has an invalid parameter: .*{next(iter(invalid))}"):
-        spec_of(**invalid)
+def test_invalid_parameter_is_named() -> None:
+    invalid: list[dict[str, Any]] = [{"scale": "nan"}, {"resize": "fit"}, {"mean": "0,nan,0"}, {"std": "1,1,0"}]
+    for parameters in invalid:
+        with pytest.raises(UnsupportedModel, match=rf"the config of m has an invalid parameter: .*{next(iter(parameters))}"):
+            spec_of(**parameters)
 
 
 @pytest.mark.parametrize(
@@ -103,20 +104,17 @@ def test_layout_shape_and_size_of_the_input(
         alone.batch_shape(2)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "input_size"),
-    [
-        ({}, (640, 640)),
+def test_variable_input_size_is_read_from_the_parameters() -> None:
+    """`square` takes precedence over the exporter's `imgsz`; the default is 640. A fixed size takes precedence over both."""
+    cases: list[tuple[dict[str, Any], tuple[int, int]]] = [
         ({"metadata": "{'imgsz': (384, 640)}"}, (640, 384)),
         ({"metadata": "{'imgsz': 416}"}, (416, 416)),
         ({"metadata": "{'imgsz': [320, 0]}"}, (640, 640)),
         ({"square": "512", "metadata": "{'imgsz': [384, 640]}"}, (512, 512)),
-    ],
-)
-def test_variable_input_size_is_read_from_the_parameters(parameters: dict[str, Any], input_size: tuple[int, int]) -> None:
-    """`square` takes precedence over the exporter's `imgsz`; the default is 640. A fixed size takes precedence over both."""
-    assert spec_of(image=VARIABLE, **parameters).input_size == input_size
-    assert spec_of(image=table(3, 96, -1), **parameters).input_size == (input_size[0], 96)
+    ]
+    for parameters, input_size in cases:
+        assert spec_of(image=VARIABLE, **parameters).input_size == input_size
+        assert spec_of(image=table(3, 96, -1), **parameters).input_size == (input_size[0], 96)
 
 
 def test_model_that_takes_the_file_has_its_size_in_the_config_and_may_tell_what_it_could_not_decode() -> None:
@@ -133,29 +131,20 @@ def test_model_that_takes_the_file_has_its_size_in_the_config_and_may_tell_what_
         spec_of(*END_TO_END, image=FILE)
 
 
-@pytest.mark.parametrize(
-    "images", [[table(640, 3, 640)], [table(1, 3, 640, 640)], [table(3, 9, 9, data_type="TYPE_INT32")], [], 2 * [IMAGES]]
-)
-def test_inputs_of_no_head_are_described(images: list[Tensor]) -> None:
-    inputs = [{"name": name, "data_type": data_type, "dims": dims} for name, data_type, dims in images]
-    with pytest.raises(UnsupportedModel, match=r"match no supported head: inputs (o|images|none)"):
-        from_triton_config(config() | {"input": inputs}, "1")
+def test_inputs_of_no_head_are_described() -> None:
+    for images in ([table(640, 3, 640)], [table(1, 3, 640, 640)], [table(3, 9, 9, data_type="TYPE_INT32")], [], 2 * [IMAGES]):
+        inputs = [{"name": name, "data_type": data_type, "dims": dims} for name, data_type, dims in images]
+        with pytest.raises(UnsupportedModel, match=r"match no supported head: inputs (o|images|none)"):
+            from_triton_config(config() | {"input": inputs}, "1")
 
 
-@pytest.mark.parametrize(
-    ("output", "parameters", "expected"),
-    [
-        (YOLO, {}, ("letterbox", "RGB", 255.0, "center")),
-        (YOLOX, {}, ("letterbox", "BGR", 1.0, "top_left")),
-        (RTDETR, {"head": "rtdetr"}, ("stretch", "RGB", 255.0, "center")),
-    ],
-)
-def test_preprocessing_is_that_of_the_published_models(
-    output: Tensor, parameters: dict[str, Any], expected: tuple[object, ...]
-) -> None:
-    spec = spec_of(output, **parameters)
-
-    assert (spec.resize, spec.channels, spec.scale, spec.placement) == expected
+def test_preprocessing_is_that_of_the_published_models() -> None:
+    for spec, expected in (
+        (spec_of(YOLO), ("letterbox", "RGB", 255.0, "center")),
+        (spec_of(YOLOX), ("letterbox", "BGR", 1.0, "top_left")),
+        (spec_of(RTDETR, head="rtdetr"), ("stretch", "RGB", 255.0, "center")),
+    ):
+        assert (spec.resize, spec.channels, spec.scale, spec.placement) == expected
 
 
 def test_parameters_of_a_classifier_are_read() -> None:
@@ -178,9 +167,9 @@ def hints(**parameters: str) -> ModelParameters:
     return msgspec.convert(parameters, ModelParameters, strict=False)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "labels"),
-    [
+def test_class_names_are_found() -> None:
+    """`labels` takes precedence over the exporter's metadata; without either there are no names."""
+    rows: list[tuple[dict[str, str], tuple[str, ...]]] = [
         ({"labels": " cat , traffic light "}, ("cat", "traffic light")),
         ({"labels": '["tights, or a jersey", " dog\\u0021"]'}, ("tights, or a jersey", "dog!")),
         ({"labels": "cat [tabby],dog"}, ("cat [tabby]", "dog")),
@@ -189,33 +178,19 @@ def hints(**parameters: str) -> ModelParameters:
         ({"metadata": "{'names': {0: 7}}"}, ("7",)),
         ({"labels": "cat", "metadata": "{'names': {0: 'dog'}}"}, ("cat",)),
         ({}, ()),
-    ],
-)
-def test_class_names_are_found(parameters: dict[str, str], labels: tuple[str, ...]) -> None:
-    """`labels` takes precedence over the exporter's metadata; without either there are no names."""
-    assert hints(**parameters).class_names() == labels
+    ]
+    for parameters, labels in rows:
+        assert hints(**parameters).class_names() == labels
 
 
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        "\0",
-        "[1, 2]",
-        "{'names': {0: 'cat', 2: 'dog'}}",
-        "{'names': 3, 'imgsz': {}}",
-        "__import__('os').getcwd()",
-        "-" * 100_000 + "1",
-    ],
-)
-def test_malformed_metadata_leaves_the_defaults(metadata: str) -> None:
-    assert (hints(metadata=metadata).class_names(), hints(metadata=metadata).input_size()) == ((), None)
-
-
-@pytest.mark.parametrize("labels", ["[cat,dog]", '["cat", 7]', "[" * 5000])
-def test_labels_that_are_no_json_array_are_rejected(labels: str) -> None:
+def test_malformed_metadata_leaves_the_defaults_and_labels_that_are_no_json_array_are_rejected() -> None:
     """Split at commas, they would be wrong names."""
-    with pytest.raises(msgspec.ValidationError, match="labels begin with"):
-        hints(labels=labels)
+    gap, call = "{'names': {0: 'cat', 2: 'dog'}}", "__import__('os').getcwd()"
+    for metadata in ("\0", "[1, 2]", gap, "{'names': 3, 'imgsz': {}}", call, "-" * 100_000 + "1"):
+        assert (hints(metadata=metadata).class_names(), hints(metadata=metadata).input_size()) == ((), None)
+    for labels in ("[cat,dog]", '["cat", 7]', "[" * 5000):
+        with pytest.raises(msgspec.ValidationError, match="labels begin with"):
+            hints(labels=labels)
 
 
 def test_every_parameter_is_documented() -> None:
@@ -313,14 +288,13 @@ def test_head_with_features_is_recognised(outputs: list[Tensor], parameters: dic
     assert PROTOTYPES not in outputs or spec.output_names[-1] == "masks"
 
 
-@pytest.mark.parametrize(
-    ("output", "parameters", "classes"), [(YOLO, {}, 80), (RTDETR, {"head": "rtdetr"}, 80), (SCORES, {}, 1000)]
-)
-def test_each_class_has_one_label(output: Tensor, parameters: dict[str, Any], classes: int) -> None:
-    for labels in (classes - 1, classes + 1):
-        with pytest.raises(UnsupportedModel, match=rf"^m has {labels} labels for {classes} classes; its config needs one"):
-            spec_of(output, labels=names(labels), **parameters)
-    assert len(spec_of(output, labels=names(classes), **parameters).labels) == classes
+def test_each_class_has_one_label() -> None:
+    rows: list[tuple[Tensor, dict[str, Any], int]] = [(YOLO, {}, 80), (RTDETR, {"head": "rtdetr"}, 80), (SCORES, {}, 1000)]
+    for output, parameters, classes in rows:
+        for labels in (classes - 1, classes + 1):
+            with pytest.raises(UnsupportedModel, match=rf"^m has {labels} labels for {classes} classes; its config needs one"):
+                spec_of(output, labels=names(labels), **parameters)
+        assert len(spec_of(output, labels=names(classes), **parameters).labels) == classes
     for unknown in (table(-1, 6), table(-1)):
         assert spec_of(unknown, labels="a,b,c").labels == ("a", "b", "c")
 

@@ -14,7 +14,6 @@ import pytest
 from app.errors import (
     CircuitOpen,
     DeadlinePassed,
-    GatewayFull,
     InvalidParameter,
     TritonUnavailable,
     UnknownVersion,
@@ -199,7 +198,6 @@ async def test_request_for_a_version_gets_it(routed: Routed) -> None:
     [
         ("is sick", [(True, True), (False, False)] * 2),
         ("is missing", [(True, True), (False, False)] * 2),
-        ("has no place", [(False, False)] * 2),
         ("is being loaded", [(False, False)] * 2),  # otherwise many requests during the load would have it withdrawn
         ("is withdrawn", [(False, False)] * 2),
     ],
@@ -213,9 +211,7 @@ async def test_default_answers_when_the_canary_cannot(
     async def fail(model: str, *others: Any) -> Any:  # noqa: ANN401
         if model == "tiny:2":
             return await run_model(model, *others)
-        if what == "is being loaded":
-            raise NotLoadedYet("the model is being loaded")
-        raise GatewayFull("as many requests as can be answered in time are in progress", "requests", 1)
+        raise NotLoadedYet("the model is being loaded")
 
     if what == "is sick":
         routed.fake.sick = {"tiny:3"}

@@ -4,14 +4,12 @@ import base64
 from collections.abc import AsyncIterator
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw
 
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
@@ -19,6 +17,7 @@ from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
 from tests.api.conftest import settings_for, write_keys
 from tests.api.dialects.conformance import SECRET, Box, Conformance, Sent
+from tests.api.search.conftest import picture
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
 from tests.search.made import searching, with_faces
 from tests.support import SCENE, json, started
@@ -56,7 +55,6 @@ async def test_answer_has_what_clients_of_both_services_read(server: httpx.Async
     answer = json(response)
 
     assert {"success", "predictions", "duration", "inferenceMs", "processMs", "canUseGPU"} <= set(answer)
-    assert (answer["code"], answer["command"], answer["moduleId"]) == (200, "detect", "nereid")
     assert (answer["count"], answer["message"]) == (2, "Found red, blue")
     assert parsedate_to_datetime(answer["timestampUTC"]).tzinfo == UTC
     assert int(response.headers["content-length"]) == len(response.content)
@@ -82,11 +80,8 @@ async def test_frigate_gets_no_more_objects_than_it_has_room_for() -> None:
 
 async def test_models_in_the_path_are_listed(server: httpx.AsyncClient) -> None:
     listed = json(await server.post("/v1/vision/custom/list"))
-    answer = json(await server.post("/v1/vision/custom/yolo_head", **FORM))
-
-    assert {"six_columns", "yolo_head"} <= set(listed["models"])
-    assert "efficientnet_lite0" not in listed["models"]
-    assert (listed["success"], answer["command"], answer["count"]) == (True, "custom", 2)
+    assert "yolo_head" in {*listed["models"]} - {"efficientnet_lite0"}
+    assert json(await server.post("/v1/vision/custom/yolo_head", **FORM))["count"] == 2
     assert json(await server.get("/v1/status/updateavailable"))["updateAvailable"] is False
     assert not json(await server.post("/v1/vision/custom/nothing-like-it", **FORM), 404)["success"]
 
@@ -115,8 +110,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
 async def test_key_may_be_in_a_header_the_query_or_the_body(guarded: httpx.AsyncClient) -> None:
     """400 is for the image, only read once the key is known to be valid."""
     basic = {"Authorization": "Basic " + base64.b64encode(f"camera:{SECRET}".encode()).decode()}
-    rows: list[tuple[dict[str, str], str, str | None, int]] = [
-        ({}, "", None, 401),
+    rows: list[tuple[dict[str, str], str, str, int]] = [
         (basic, "", "", 400),
         ({"Authorization": "Basic %%%"}, "", "", 401),
         ({}, f"?api_key={CAMERA}", "", 400),
@@ -128,32 +122,18 @@ async def test_key_may_be_in_a_header_the_query_or_the_body(guarded: httpx.Async
         ({**BEARER, "X-API-Key": CAMERA}, "", "", 401),
     ]
     for headers, query, in_body, status in rows:
-        fields = {} if in_body is None else {"api_key": in_body}
+        fields = {"api_key": in_body}
         response = await guarded.post(PATH + query, files={"image": b"this is no image"}, data=fields, headers=headers)
         assert not json(response, status)["success"]
-        assert status == 401 or "api_key" not in response.text
-
-
-async def test_list_takes_the_key_of_a_form(guarded: httpx.AsyncClient) -> None:
-    path = "/v1/vision/custom/list"
     for credential, status in ((CAMERA, 200), ("camera.wrong", 401)):
-        assert (await guarded.post(path, data={"api_key": credential}, files={"unused": (None, "")})).status_code == status
-        assert (await guarded.get(f"{path}?api_key={credential}")).status_code == status
+        json(await guarded.post("/v1/vision/custom/list", data={"api_key": credential}, files={"unused": (None, "")}), status)
 
 
 Searched = tuple[PostgresEngine, httpx.AsyncClient]
 
 
-def picture(*faces: tuple[str, tuple[int, int, int, int]]) -> bytes:
-    image = Image.new("RGB", (200, 100), "white")
-    for colour, box in faces:
-        ImageDraw.Draw(image).rectangle(box, colour)
-    image.save(file := BytesIO(), "PNG")
-    return file.getvalue()
-
-
-RED, SMALL, NOBODY = picture(("red", (10, 10, 90, 90))), picture(("red", (10, 10, 29, 29))), picture()
-BLUE = picture(("red", (10, 10, 29, 29)), ("blue", (100, 10, 179, 89)))
+RED, SMALL, NOBODY = picture(red=(10, 10, 90, 90)), picture(red=(10, 10, 29, 29)), picture()
+BLUE = picture(red=(10, 10, 29, 29), blue=(100, 10, 179, 89))
 """Its largest face is blue; that of `SCENE` is red."""
 
 

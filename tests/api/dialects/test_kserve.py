@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tritonclient.http import InferResult
 
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
@@ -31,7 +32,7 @@ HEAD = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1], "data":
 
 
 def encoded(binary: bytes, shape: tuple[int, ...], datatype: str, **others: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Put a tensor behind the JSON, as tritonclient does; arguments for httpx."""
+    """Put a tensor behind the JSON; arguments for httpx."""
     own = {"name": "image", "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(binary)}}
     document = msgspec.json.encode({"inputs": [own], **others})
     return {"content": document + binary, "headers": {LENGTH: str(len(document))}}
@@ -42,32 +43,17 @@ def to_request(image: bytes, shape: tuple[int, ...] = (1,), **others: Any) -> di
 
 
 def tensors_of(response: httpx.Response) -> dict[str, NDArray[Any]]:
-    """Read the outputs, which are binary or JSON."""
-    nbytes = int(response.headers.get(LENGTH, len(response.content)))
-    answer, rest, tensors = msgspec.json.decode(response.content[:nbytes]), response.content[nbytes:], {}
-    dtypes: dict[str, Any] = {"FP32": np.float32, "INT32": np.int32, "BYTES": object}
-    for output in answer["outputs"]:
-        size = output.get("parameters", {}).get("binary_data_size")
-        data: Any = output.get("data")
-        if size is not None:
-            binary, rest = rest[:size], rest[size:]
-            data = np.frombuffer(binary, dtypes[output["datatype"]]) if output["datatype"] != "BYTES" else texts_of(binary)
-        tensors[output["name"]] = np.array(data, dtypes[output["datatype"]]).reshape(output["shape"])
-    assert not rest
-    return tensors
-
-
-def texts_of(binary: bytes) -> list[str]:
-    texts = []
-    while binary:
-        end = 4 + int.from_bytes(binary[:4], "little")
-        texts.append(binary[4:end].decode())
-        binary = binary[end:]
-    return texts
+    """Read the outputs, which are binary or JSON, as tritonclient does."""
+    assert response.status_code == 200, response.text
+    length = response.headers.get(LENGTH)
+    result = InferResult.from_response_body(response.content, header_length=int(length) if length else None)
+    return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
 
 
 def as_lists(response: httpx.Response) -> dict[str, Any]:
-    return {name: tensor.tolist() for name, tensor in tensors_of(response).items()}
+    """The same, in which texts are never bytes."""
+    as_text = np.vectorize(lambda each: each.decode() if isinstance(each, bytes) else each, otypes=[object])
+    return {name: as_text(tensor).tolist() for name, tensor in tensors_of(response).items()}
 
 
 class TestConformance(Conformance):
@@ -135,14 +121,11 @@ async def test_tensor_gets_the_outputs_of_the_model(server: httpx.AsyncClient, d
 async def test_invalid_request_is_told_what_is_wrong(server: httpx.AsyncClient) -> None:
     rows: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({**IMAGE, "shape": [2], "data": ["AAAA", "AAAA"]}, {}, "send one image per request"),
-        ({**IMAGE, "data": ["%%%%"]}, {}, "not base64"),
         ({**IMAGE, "parameters": {"shared_memory_region": "x"}}, {}, "shared memory"),
         (IMAGE, {"outputs": [{"name": "num_dets", "parameters": {"classification": 1}}]}, "`classification`"),
         (IMAGE, {"parameters": {"confidence": 2}}, "parameters.confidence is not as expected"),
-        (IMAGE, {"inputs": [IMAGE, IMAGE]}, "inputs is not as expected"),
         ({**TENSOR, "shape": [5, 3, SIDE, SIDE]}, {}, "of shape [1 to 4, 3, 128, 128]"),
         ({**TENSOR, "shape": [2**31 - 1] * 8}, {}, "of shape"),
-        ({**TENSOR, "shape": [-1, 3, SIDE, SIDE]}, {}, "is not as expected"),
         ({**TENSOR, "data": TENSOR["data"][1:]}, {}, "no list of 49152 numbers"),
         (TENSOR, {"outputs": [{"name": "det_boxes"}]}, "there is no output 'det_boxes'; outputs: output0"),
         ({**TENSOR, "parameters": {"binary_data_size": 4}}, {}, "either `data`"),
@@ -164,10 +147,7 @@ async def test_invalid_body_is_told_what_is_wrong(server: httpx.AsyncClient) -> 
 
 
 async def test_state_of_server_and_models(server: httpx.AsyncClient) -> None:
-    assert json(await server.get("/v2"))["name"] == "nereid"
-    assert json(await server.get("/v2/health/live")) == {"live": True}
     assert json(await server.get("/v2/models/two_versions/versions/1/ready")) == {"name": "two_versions", "ready": True}
-    assert json(await server.get("/v2/models/six_columns"))["platform"] == "onnxruntime_onnx"
     for path in ("nothing", "nothing/ready", "two_versions/versions/9/config", "nothing/stats", "%00/stats"):
         assert json(await server.get(f"/v2/models/{path}"), 404)["error"]
     index = json(await server.post("/v2/repository/index", json={"ready": True}))

@@ -3,10 +3,8 @@
 from base64 import b64encode
 from random import Random
 from typing import Any
-from uuid import UUID
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 
@@ -17,7 +15,6 @@ from tests.support import SCENE, json
 
 V1 = "/infer/object_detection"
 V0 = "/six_columns/1"
-TEXT = b64encode(models.scene("PNG")).decode()
 
 
 def to_image(image: bytes) -> dict[str, str]:
@@ -74,20 +71,10 @@ async def test_parameters_mean_what_they_mean_to_the_gateway(server: httpx.Async
     model = random.choice(["yolo_head", "yolox_head", "half_four_tensors"])
     confidence, iou = random.choice([0.05, 0.3, 0.85]), random.choice([0.0, 0.2, 0.45, 0.7])
     names, count = random.sample(["red", "blue"], random.randint(1, 2)), random.randint(1, 3)
-    own: dict[str, str | float] = {
-        "confidence": confidence,
-        "iou": iou,
-        "classes": ",".join(names),
-        "max_detections": count,
-        "boxes": "cxcywh",
-    }
+    classes = {"classes": ",".join(names), "max_detections": count}
+    own: dict[str, Any] = {"confidence": confidence, "iou": iou, "boxes": "cxcywh", **classes}
     v1 = {"confidence": confidence, "iou_threshold": iou, "class_filter": names, "max_detections": count}
-    v0: dict[str, str | float] = {
-        "confidence": confidence * 100,
-        "overlap": iou,
-        "classes": ",".join(names),
-        "max_detections": count,
-    }
+    v0: dict[str, Any] = {"confidence": confidence * 100, "overlap": iou, **classes}
     expected = json(await server.post(f"/predict/{model}", params=own, content=image))["detections"]
     first = json(await server.post(V1, json={"model_id": model, "image": to_image(image), **v1}))
     second = json(await server.post(f"/{model}/1", params=v0, files={"file": ("a.jpg", image)}))
@@ -106,24 +93,15 @@ async def test_classes_that_the_model_does_not_have_are_left_out(server: httpx.A
         assert [one["class"] for one in v0["predictions"]] == found[:1]
 
 
-async def test_list_of_images_is_answered_by_a_list(server: httpx.AsyncClient) -> None:
-    answer = json(await server.post(V1, json={"image": [IMAGE] * 5, "confidence": "best"}))
-
-    assert [[one["class"] for one in each["predictions"]] for each in answer] == [["red", "blue"]] * 5
-    assert len({UUID(one["detection_id"]) for each in answer for one in each["predictions"]}) == 10
-
-
 async def test_errors_say_what_is_wrong(server: httpx.AsyncClient) -> None:
     rows: list[tuple[dict[str, Any], str]] = [
         ({"image": [IMAGE] * 65}, "exceeds the maximum of 64"),
         ({"image": []}, "the list of images is empty"),
         ({"image": [[IMAGE]]}, '"type": "base64"'),
-        ({"image": {"type": "base64", "value": "é"}}, "not base64"),
         ({"image": {"type": "numpy", "value": "gASV"}}, "'numpy' are not supported"),
         ({"image": [IMAGE, {"type": "url", "value": "file:///etc/passwd"}]}, "NEREID_URL_HOSTS"),
         ({"image": [IMAGE, {"type": "url", "value": "x"}], "visualize_predictions": True}, "visualize_predictions"),
         ({"confidence": 40}, "confidence: expected a number from 0 to 1"),
-        ({"class_filter": [["red"]]}, '"class_filter" is a list; expected a string, a finite number'),
         ({"class_filter": ["x" * 2**16]}, "the JSON object has more than 64 KiB beside its image"),
     ]
     for changes, message in rows:
@@ -136,21 +114,6 @@ async def test_model_that_does_not_exist_is_404(server: httpx.AsyncClient) -> No
             assert json(await server.post(path, json={"image": IMAGE, "model_id": model_id}), 404)["message"]
     for version, status in (("7", 404), ("9" * 5000, 400)):
         json(await server.post(f"/six_columns/{version}", content=SCENE), status)
-
-
-async def test_body_may_be_declared_as_another_type(server: httpx.AsyncClient) -> None:
-    """`inference-sdk` declares base64 to be JSON, and curl JSON to be a form; files are sent as they are."""
-    document = msgspec.json.encode({"image": IMAGE})
-    for path, content, content_type in (
-        (V0, TEXT.encode(), "application/json"),
-        (V0, f"data:image/png;base64,{TEXT}".encode(), URLENCODED),
-        (V0, SCENE, URLENCODED),
-        (V1, document, URLENCODED),
-    ):
-        answer = json(await server.post(path, content=content, headers={"Content-Type": content_type}))
-        assert len(answer["predictions"]) == 2
-    image = await server.post(V1, content=document, headers={"Content-Type": "image/png"})
-    assert "application/json" in json(image, 415)["message"]
 
 
 async def test_thresholds_of_v0_are_fractions_or_percentages(server: httpx.AsyncClient) -> None:
@@ -185,12 +148,6 @@ async def test_images_are_fetched_from_hosts_that_are_allowed(remote: tuple[Host
 
 
 async def test_model_that_roboflow_has_is_not_replaced_by_another(faces: httpx.AsyncClient) -> None:
-    for path, missing, instead in (
-        ("/doctr/ocr", "no doctr", "/ocr/pp-ocr"),
-        ("/clip/embed_image", "no model clip", "/embed/image"),
-        ("/clip/compare", "CLIP", "/embed/text"),
-    ):
+    for path, instead in (("/doctr/ocr", "/ocr/pp-ocr"), ("/clip/embed_image", "/embed/image"), ("/clip/compare", "/embed/text")):
         error = json(await faces.post(f"/roboflow{path}", json={"image": [IMAGE, IMAGE]}), 404)
-        assert error.keys() == {"status", "message"}
-        assert missing in error["message"]
         assert instead in error["message"]

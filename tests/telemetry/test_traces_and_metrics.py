@@ -1,20 +1,23 @@
-"""Spans of requests, as a receiver of OpenTelemetry gets them, the stopwatch of a request, and the headers of a trace."""
+"""Spans of requests, as a receiver of OpenTelemetry gets them, the stopwatch of a request, the headers of a trace; and metrics."""
 
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
 from app.telemetry import tracing
-from app.telemetry.timing import DRAW, FETCH, STAGES, Timing
+from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
+from app.telemetry.metrics import Metrics
+from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext, parse
 from app.telemetry.tracing import Tracing
 from tests.fakes.otlp import Receiver, attributes_of, receiving_traces
-from tests.support import ROOT
+from tests.support import ROOT, OpenTable
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, NOT_SAMPLED = TraceContext(TRACE, SPAN, 1), TraceContext(TRACE, SPAN, 0)
@@ -86,27 +89,22 @@ async def test_a_trace_of_the_caller_is_continued_and_exported_if_the_caller_sam
     assert {span.trace_id.hex() for span in receiver.spans} == {TRACE}
 
 
-@pytest.mark.parametrize(
-    ("method", "route", "status", "name", "error"),
-    [
+async def test_names_and_errors_are_those_of_the_conventions(receiver: Receiver) -> None:
+    """Names have low cardinality: no path, no method that a caller has made up. What a client has done is no error."""
+    for method, route, status, name, error in (
         ("GET", "/livez", 499, "GET /livez", None),
         ("GET", "/livez", 500, "GET /livez", "500"),
         ("GET", None, 404, "GET", None),
         ("FROBNICATE", "/livez", 405, "HTTP /livez", None),
-    ],
-)
-async def test_names_and_errors_are_those_of_the_conventions(  # noqa: PLR0913, PLR0917 - a table
-    receiver: Receiver, method: str, route: str | None, status: int, name: str, error: str | None
-) -> None:
-    """Names have low cardinality: no path, no method that a caller has made up. What a client has done is no error."""
-    await trace(method=method, route=route, status=status)
-
-    (span,) = receiver.spans
-    attributes = attributes_of(span)
-    assert (span.name, attributes.get("http.route"), attributes["http.response.status_code"]) == (name, route, status)
-    assert (span.status.code == Status.STATUS_CODE_ERROR, attributes.get("error.type")) == (error is not None, error)
-    assert attributes.get("http.request.method_original", attributes["http.request.method"]) == method
-    assert attributes["http.request.method"] in {"GET", "_OTHER"}
+    ):
+        receiver.requests.clear()
+        await trace(method=method, route=route, status=status)
+        (span,) = receiver.spans
+        attributes = attributes_of(span)
+        assert (span.name, attributes.get("http.route"), attributes["http.response.status_code"]) == (name, route, status)
+        assert (span.status.code == Status.STATUS_CODE_ERROR, attributes.get("error.type")) == (error is not None, error)
+        assert attributes.get("http.request.method_original", attributes["http.request.method"]) == method
+        assert attributes["http.request.method"] in {"GET", "_OTHER"}
 
 
 async def test_a_receiver_that_hangs_or_refuses_harms_nobody(
@@ -159,49 +157,95 @@ def test_stages_may_be_recorded_while_intervals_are_read() -> None:
     assert len(timing.intervals()) == 20_000
 
 
-@pytest.mark.parametrize(
-    ("ended", "begun", "failed"),
-    [(["read", "model"], "", "queue"), (["read"], FETCH, FETCH), (STAGES, "", "post"), (STAGES, DRAW, DRAW)],
-)
-def test_a_failure_ends_the_stage_in_progress(ended: Sequence[str], begun: str, failed: str) -> None:
-    timing = Timing()
-    for stage in ended:
-        timing.lap(stage)
-    if begun:
-        timing.begin(begun)
-    assert timing.fail() == failed
-    assert list(timing.stages) == list(dict.fromkeys([*ended, failed]))
-    if len(ended) == 1:  # what has begun has ended
-        assert timing.fail() == "model"
+def test_header_is_passed_on_without_unknown_flags_and_fields() -> None:
+    for version, given, known in (("00", "ff", "03"), ("00", "08", "00"), ("cc", "01-what the future will be like", "01")):
+        context = parse(f"{version}-{TRACE}-{SPAN}-{given}")
+        assert context == TraceContext(TRACE, SPAN, int(known, 16))
+        assert context.traceparent == f"00-{TRACE}-{SPAN}-{known}"
+        assert context.is_sampled is (known in {"01", "03"})
 
 
-@pytest.mark.parametrize(
-    ("version", "given", "known"),
-    [("00", "01", "01"), ("00", "ff", "03"), ("00", "08", "00"), ("cc", "01-what the future will be like", "01")],
-)
-def test_header_is_passed_on_without_unknown_flags_and_fields(version: str, given: str, known: str) -> None:
-    context = parse(f"{version}-{TRACE}-{SPAN}-{given}")
-    assert context == TraceContext(TRACE, SPAN, int(known, 16))
-    assert context.traceparent == f"00-{TRACE}-{SPAN}-{known}"
-    assert context.is_sampled is (known in {"01", "03"})
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
+def test_a_malformed_header_is_none() -> None:
+    for header in (
         *("", "x" * 100_000, f"00-{TRACE}-{SPAN}-01, 00-{TRACE}-{SPAN}-01"),
         *(f"00-{TRACE}-{SPAN}{flags}" for flags in ("", "-1", "-0g", "-01-more", "-01\n")),
         *(f"00-{trace}-{SPAN}-01" for trace in (TRACE.upper(), "0" * 32, chr(0x660) * 32)),
         *(f"ff-{TRACE}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", f"cc-{TRACE}-{SPAN}-01.more"),
-    ],
-)
-def test_a_malformed_header_is_none(header: str) -> None:
-    assert parse(header) is None
+    ):
+        assert parse(header) is None
 
 
-@pytest.mark.parametrize(("state", "passed_on"), [("a=1,b=x y", True), ("x" * 513, False), ("a=\n", False), ("ä=1", False)])
-def test_the_state_is_passed_on_if_it_can_be_a_header(state: str, *, passed_on: bool) -> None:
+def test_the_state_is_passed_on_if_it_can_be_a_header() -> None:
     """Without the state the trace is still valid."""
-    context = parse(f"00-{TRACE}-{SPAN}-01", state)
-    assert context is not None
-    assert context.headers == (("traceparent", context.traceparent), *([("tracestate", state)] if passed_on else []))
+    for state, passed_on in (("a=1,b=x y", True), ("x" * 513, False), ("a=\n", False), ("ä=1", False)):
+        context = parse(f"00-{TRACE}-{SPAN}-01", state)
+        assert context is not None
+        assert [value for name, value in context.headers if name == "tracestate"] == [state] * passed_on
+
+
+@pytest.fixture
+def tables(open_table: OpenTable) -> list[WorkerTable]:
+    two = [open_table(), open_table()]
+    for table in two:
+        table.refresh()
+    return two
+
+
+def samples(table: WorkerTable, instrument: Counter | Histogram | Gauge) -> dict[str, float]:
+    """Return the samples of a metric, by name and labels as Prometheus writes them."""
+    family = instrument.collect(read_names(table.keys(GAUGE if isinstance(instrument, Gauge) else COUNTER)))
+    return {
+        sample.name + "".join(f",{name}={value}" for name, value in sorted(sample.labels.items())): sample.value
+        for sample in family.samples
+    }
+
+
+def test_events_of_all_workers_count_and_known_labels_are_shown_before(tables: list[WorkerTable]) -> None:
+    """The first event is then visible as an increase; counters without labels are shown as well."""
+    first, second = (Counter(table, "events", "Events.", ["kind"], ["a", "x"]) for table in tables)
+    assert samples(tables[0], first) == {"events_total,kind=a": 0, "events_total,kind=x": 0}
+    first.add(1, "a")
+    second.add(2, "a")
+    second.add(1, "")
+    expected = {"events_total,kind=a": 3, "events_total,kind=x": 0, "events_total,kind=": 1}
+    assert samples(tables[0], first) == samples(tables[0], second) == expected
+    assert samples(tables[0], Counter(tables[0], "b", "B.")) == {"b_total": 0}
+
+
+def test_durations_of_all_workers_count_in_their_bucket_and_all_larger_ones(tables: list[WorkerTable]) -> None:
+    """Prometheus' buckets are cumulative."""
+    histograms = [Histogram(table, "took_seconds", "Took.", ["what"], [0.1, 1.0]) for table in tables]
+    expected, found = {"0.1": 0, "1.0": 0, "+Inf": 0}, dict[str, float]()
+    for count, (seconds, buckets) in enumerate([(0.1, 3), (0.11, 2), (1.0, 2), (1.5, 1)], 1):
+        histograms[count % 2].observe(seconds, "x")
+        for bound in list(expected)[3 - buckets :]:
+            expected[bound] += 1
+        found = samples(tables[0], histograms[0])
+        assert {bound: found[f"took_seconds_bucket,le={bound},what=x"] for bound in expected} == expected
+        assert found["took_seconds_count,what=x"] == count
+    assert found["took_seconds_sum,what=x"] == pytest.approx(2.71)
+
+
+def test_gauges_are_added_up_unless_they_are_common_or_of_interest_for_each_worker(tables: list[WorkerTable]) -> None:
+    for number, table in enumerate(tables, start=1):
+        Gauge(table, "active", "Active.", ["model"]).set(number, "x")
+        CommonGauge(table, "limit", "Limit.", ["model"]).set(10 * number, "x")
+        WorkerGauge(table, "memory_bytes", "Memory.").set(100 * number)
+    assert samples(tables[0], Gauge(tables[0], "active", "Active.", ["model"])) == {"active,model=x": 3}
+    assert samples(tables[0], CommonGauge(tables[0], "limit", "Limit.", ["model"])) == {"limit,model=x": 20}
+    memory = samples(tables[0], WorkerGauge(tables[1], "memory_bytes", "Memory."))
+    assert memory == {"memory_bytes,worker=1": 100, "memory_bytes,worker=2": 200}
+
+
+def test_few_classes_of_a_pair_of_models_and_of_many_pairs_have_a_label(open_table: OpenTable) -> None:
+    """Each new version of a model makes a pair."""
+    first, second = (Metrics(open_table(), "0") for _ in range(2))
+    labels = []
+    for number in range(600):
+        pair = "door", "b:1", f"a:{number // 50}"
+        labels.append(first.class_label(*pair, f"class {number}"))
+        first.shadow_boxes.add(1, *pair, labels[-1], "matched")
+        if number == 49:
+            assert [second.class_label(*pair, name) for name in ("class 7", "more")] == ["class 7", "other"]
+            assert second.class_label("door", "b:2", "a:0", "more") == "more"
+    assert (labels[499], labels[500], labels[-1]) == ("class 499", "other", "other")

@@ -1,14 +1,18 @@
-"""The dialects of NVIDIA NIM for Object Detection, and of the Ultralytics Platform and HUB."""
+"""The dialects of NVIDIA NIM for Object Detection, and of the Ultralytics Platform and HUB; and the function for CVAT."""
 
 import base64
+import sys
+from runpy import run_path
 from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
 
 from tests.api.dialects.conformance import Box, Conformance, Sent
+from tests.fakes.http import scripted
 from tests.fakes.https import Host
-from tests.support import SCENE, json, sample_image
+from tests.support import ROOT, SCENE, json, sample_image
 
 
 def to_input(image: bytes) -> dict[str, str]:
@@ -108,8 +112,6 @@ async def test_image_can_be_text_or_an_allowed_address_in_the_source(remote: tup
 async def test_model_in_the_path(server: httpx.AsyncClient) -> None:
     """hub-sdk asks below the dialect's name, because the gateway has paths like these of its own."""
     path = "/ultralytics/v1/predict/yolo_head"
-    assert json(await server.post("/ultralytics/v1/auth")) == {"success": True}
-    assert json(await server.get("/ultralytics/v1/models/yolo_head")) == {"data": {"id": "yolo_head"}}
     for named in (path, "/api/models/yolo_head/predict"):
         assert (await predict(server, named, conf="0.3"))["metadata"]["model"] == "yolo_head"
     json(await server.get("/ultralytics/v1/models/nothing-like-it"), 404)
@@ -130,3 +132,19 @@ async def test_json_at_the_same_path_names_the_program_for_label_studio(server: 
 
     assert "clients/label-studio" in json(there, 404)["detail"]
     assert list(json(here, 400)) == ["error"]
+
+
+def test_redirect_does_not_take_the_key_of_the_function_for_cvat_to_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a line break after the key, as from a file, show it in an error."""
+    monkeypatch.setenv("NEREID_KEY", "camera.secret\n")
+    sdk = MagicMock(auto_annotation=MagicMock(BadFunctionError=RuntimeError))  # which has an error of its own
+    monkeypatch.setitem(sys.modules, "cvat_sdk", sdk)
+    monkeypatch.setitem(sys.modules, "cvat_sdk.auto_annotation", sdk.auto_annotation)
+    create = run_path(str(ROOT / "examples" / "cvat" / "nereid_function.py"))["create"]
+    with scripted() as other:
+        redirect = f"HTTP/1.1 308 Moved\r\nContent-Length: 0\r\nConnection: close\r\nLocation: {other.url}/models\r\n\r\n"
+        with scripted(redirect.encode()) as server, pytest.raises(RuntimeError, match="Nereid answers 308 to /models"):
+            create(server.url)
+
+    assert [b"X-API-Key: camera.secret\r\n" in asked for asked in server.asked] == [True]
+    assert other.asked == []
