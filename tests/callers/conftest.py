@@ -23,7 +23,7 @@ from bench.harness.triton import link_installation
 from tests.api.conftest import write_keys
 from tests.callers import table
 from tests.callers.client import pins
-from tests.conftest import one_process_at_a_time
+from tests.shared import one_process_at_a_time
 from tests.support import ROOT
 
 MODEL = "yolo11n"
