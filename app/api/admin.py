@@ -13,7 +13,7 @@ from litestar import delete, post, put
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Parameter, RequestBody, Schema
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta
-from multipart import MultipartSegment, PushMultipartParser, parse_options_header
+from multipart import MultipartSegment, PushMultipartParser
 
 from app.api.answering.schema import ModelInfo
 from app.api.context import PAUSE_SECONDS, AnyRequest, context_of, header_of
@@ -21,7 +21,7 @@ from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import ADMIN, binary, describe_form
 from app.api.parameters.parse import Pairs, check_model_name
 from app.api.receiving.client_watch import body_too_large
-from app.api.receiving.content_type import MULTIPART
+from app.api.receiving.content_type import MULTIPART, boundary_of, media_type
 from app.api.receiving.intake import query_of
 from app.api.reports.models import describe_model
 from app.errors import (
@@ -199,14 +199,14 @@ async def _run(
 
 
 async def _receive(request: AnyRequest, file: IO[bytes], max_bytes: int) -> list[tuple[str, str]]:
-    content_type, options = parse_options_header(header_of(request.scope, b"content-type"))
+    content_type = header_of(request.scope, b"content-type")
     chunks = receive_parts(request, max_bytes)
-    if content_type != MULTIPART:
+    if media_type(content_type) != MULTIPART:
         async for chunk in chunks:
             await asyncio.to_thread(file.write, chunk)
         return []
     try:
-        with PushMultipartParser(options.get("boundary", ""), max_segment_count=len(_OPTIONS) + 1) as parser:
+        with PushMultipartParser(boundary_of(content_type), max_segment_count=len(_OPTIONS) + 1) as parser:
             return await _receive_form(parser, chunks, file)
     except ValueError as error:  # includes MultipartError and UnicodeError
         raise MalformedRequest("the form is not well formed, or has too many parts") from error

@@ -28,7 +28,7 @@ from app.api.parameters.parse import MODEL_NAMES
 from app.api.receiving import content_encoding
 from app.api.receiving.body import needs_parsing
 from app.api.receiving.client_watch import body_too_large
-from app.api.receiving.content_type import is_supported, media_type
+from app.api.receiving.content_type import media_type
 from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, UnsupportedMediaType
 from app.model.reference import split_reference
@@ -94,19 +94,16 @@ async def guard_key(connection: Connection, route: ModelRoute) -> None:
 
 
 async def guard_payload(connection: Connection, route: ModelRoute) -> None:
-    """Raise UnsupportedMediaType or BodyTooLarge by declared type, encoding and length; note the limits in the context."""
+    """Raise UnsupportedMediaType or BodyTooLarge by declared type, encoding and length; note the limits in the context.
+
+    A single body of any other type than a form or JSON may be an image, which its first bytes show.
+    """
     scope, deployment = cast("HTTPScope", connection.scope), worker_of(connection).deployment
     context = context_of(scope)
     declared = media_type(context.content_type)
-    if route.media_types:
-        if declared not in route.media_types:
-            found = f"{declared[:64]!r} is not supported for a batch" if declared else "a batch needs a Content-Type header"
-            raise UnsupportedMediaType(f"{found}; send multipart/form-data or application/json")
-    elif not is_supported(declared):
-        raise UnsupportedMediaType(
-            f"{declared[:64]!r} is not supported; "
-            "send image/*, application/octet-stream, multipart/form-data, application/json or application/x-www-form-urlencoded"
-        )
+    if route.media_types and declared not in route.media_types:
+        found = f"{declared[:64]!r} is not supported for a batch" if declared else "a batch needs a Content-Type header"
+        raise UnsupportedMediaType(f"{found}; send multipart/form-data or application/json")
     if context.content_encoding:
         content_encoding.check(context.content_encoding)
     limits = deployment.batch_limits if route.takes == "images" and not context.is_anonymous else deployment.body_limits

@@ -12,6 +12,7 @@ from app.errors import NotAcceptable
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
 
+_ALIASES = {"image/jpg": "image/jpeg"}
 # More than any program sends.
 _MAX_RANGES = 50
 _RANGE = re.compile(r"\s*([\w!#$&^.+*-]+/[\w!#$&^.+*-]+)\s*((?:;[^;]*)*)", re.ASCII)
@@ -80,5 +81,5 @@ def _qualities(accept: bytes) -> dict[str, float]:
     for part in accept.decode("latin-1").lower().split(",", _MAX_RANGES)[:_MAX_RANGES]:
         if found := _RANGE.fullmatch(part):
             quality = _QUALITY.search(found[2])
-            qualities[found[1]] = float(quality[1]) if quality else 1.0
+            qualities[_ALIASES.get(found[1], found[1])] = float(quality[1]) if quality else 1.0
     return qualities

@@ -233,8 +233,9 @@ def decode_base64(encoded: str) -> bytes:
 
     At most two copies of the text are in memory, in addition to the text or the result. Raise MalformedRequest for anything else.
     """
-    start = 0
-    if encoded[:5].lower() == "data:":
+    head = encoded[:64]
+    start = len(head) - len(head.lstrip())
+    if encoded[start : start + 5].lower() == "data:":
         start = encoded.find(",") + 1 or len(encoded)
     with suppress(msgspec.ValidationError):
         return msgspec.convert(encoded[start:], bytes)

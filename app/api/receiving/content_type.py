@@ -1,11 +1,13 @@
 """The content types of a detection request."""
 
+import re
 from functools import lru_cache
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"
 """The type of a form; also curl's default for any data."""
+_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]*)"|([^\s;]*))', re.IGNORECASE)
 
 
 @lru_cache(64)  # asked several times per request
@@ -20,6 +22,7 @@ def body_type(content_type: str, data: bytes) -> str:
     return JSON if declared == URLENCODED and data[:64].lstrip().startswith(b"{") else declared
 
 
-def is_supported(media_type: str) -> bool:
-    """Return whether a body of this type may contain an image. The image format is detected later, from its first bytes."""
-    return media_type in ("", "application/octet-stream", MULTIPART, JSON, URLENCODED) or media_type.startswith("image/")
+def boundary_of(content_type: str) -> str:
+    """Return the boundary of a form; also one with characters that should be quoted and are not, as several programs send it."""
+    found = _BOUNDARY.search(content_type)
+    return (found[1] or found[2]) if found else ""

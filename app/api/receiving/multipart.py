@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
+from multipart import MultipartError, MultipartSegment, PushMultipartParser
 
+from app.api.receiving.content_type import boundary_of
 from app.errors import InvalidParameter, MalformedRequest
 
 _FEED_BYTES = 1 << 20
@@ -25,11 +26,13 @@ class Part(NamedTuple):
 
 
 def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]:
-    """Yield the parts of a form; raise MalformedRequest if it is not well formed, has too many parts, or one without a name."""
+    """Yield the parts of a form that are not empty.
+
+    Raise MalformedRequest if it is not well formed, has too many parts, or one without a name.
+    """
     name, file_name = "", None
     chunks: list[bytes] = []
-    _, options = parse_options_header(content_type)
-    boundary = options.get("boundary", "")
+    boundary = boundary_of(content_type)
     try:
         # Latin-1 accepts names in any encoding.
         with PushMultipartParser(boundary, max_segment_count=max_parts, header_charset="latin-1") as parser:
@@ -44,7 +47,8 @@ def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]
                         chunks.append(bytes(event))
                     else:
                         content, chunks = b"".join(chunks), []
-                        yield Part(_to_name(name), file_name and _to_name(file_name), content)
+                        if content or file_name:  # a browser sends fields that nobody has filled
+                            yield Part(_to_name(name), file_name and _to_name(file_name), content)
     except ValueError as error:  # includes MultipartError and UnicodeError
         # `from None`, because the log must not contain the parser's message, which quotes the body.
         raise MalformedRequest(_describe_defect(error, data, boundary, max_parts)) from None
