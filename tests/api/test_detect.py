@@ -55,7 +55,7 @@ async def test_response_is_complete_however_the_image_is_sent(client: httpx.Asyn
     assert cat["request_id"]
 
     json_, form = "application/json", "application/x-www-form-urlencoded"
-    plain = [(kind, CAT) for kind in ("image/png", "IMAGE/JPEG; x=y", form, "")]
+    plain = [(kind, CAT) for kind in ("image/png", "IMAGE/JPEG; x=y", "binary/octet-stream", form, "")]
     coded = [("image/jpeg", CAT), (json_, msgspec.json.encode({"image": CAT})), (form, b"image=" + quote_plus(BASE64).encode())]
     for encoding, bodies in (("", plain), ("gzip", coded)):
         for kind, data in bodies:
@@ -75,6 +75,7 @@ async def test_invalid_request_is_a_problem_with_its_own_code(client: httpx.Asyn
         ("", CAT, {"Content-Encoding": "gzip"}, 400, "malformed_request"),
         ("", gzip.compress(bytes(60 << 20)), {"Content-Encoding": "gzip"}, 413, "body_too_large"),
         ("", b"%PDF-1.7", JPEG, 415, "unsupported_format"),
+        ("", b'--b\r\nContent-Disposition: form-data; name="image"\r\n\r\n', JPEG, 415, "unsupported_format"),
         ("", CAT[:20_000], JPEG, 422, "invalid_image"),
     ):
         problem = json(await client.post(f"/detect{query}", content=data, headers=headers), status)
@@ -200,6 +201,7 @@ def test_type_with_the_highest_quality_is_chosen() -> None:
         (b"image/*", "image/jpeg"),
         (b"image/jpeg; q=0.5 ,image/png;q=0.6", "image/png"),
         (b"image/jpeg;q=0, image/*", "image/png"),
+        (b"image/jpg, image/png;q=0.5", "image/jpeg"),
         (b"*/*;q=0.9, image/png;Q=1.000", "image/png"),
         (browser, "application/json"),
         (b"image/webp, text/html;q=0.5", None),

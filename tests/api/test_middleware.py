@@ -111,7 +111,12 @@ async def test_end_of_a_request_is_logged_by_its_status_and_whether_it_was_slow(
 async def test_request_is_rejected_before_the_body_is_read(shared_app: Application) -> None:
     """The detail does not repeat kilobytes of the request; the last of several types counts."""
     for path, headers, status, detail in (
-        ("/detect", [("Content-Type", "image/jpeg"), ("Content-Type", "x" * 5000)], 415, f"'{'x' * 64}' is not supported; send"),
+        (
+            "/detect/batch",
+            [("Content-Type", "image/jpeg"), ("Content-Type", "x" * 5000)],
+            415,
+            f"'{'x' * 64}' is not supported for a",
+        ),
         ("/detect/batch", [], 415, "a batch needs a Content-Type header; send multipart/form-data or application/json"),
         ("/detect?confidence=2", [("Content-Length", "100")], 400, "confidence: expected a number from 0 to 1"),
     ):

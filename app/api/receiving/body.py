@@ -79,6 +79,8 @@ def parse_body(
         parsed = parse_urlencoded(data, fields)
     else:
         parsed = ParsedBody(data, [])
+    if declared in {MULTIPART, URLENCODED} and not kind.ignores_unknown:
+        parsed = parsed._replace(parameters=[pair for pair in parsed.parameters if pair[1]])
     urls = [value for name, value in parsed.parameters if name == "url"]
     has_url = any("".join(url).strip() for url in urls)
     if has_url and parsed.image:
@@ -100,6 +102,7 @@ def parse_multipart(data: bytes, content_type: str, fields: Sequence[str] = FILE
         else:
             hint = f"; {_SEVERAL}" if part.name in {"images", "images[]"} else ""
             pairs.append(multipart.to_parameter(part, _EXPECTED + hint))
+    images = [part for part in images if part.content] or images[:1]  # browsers send fields that nobody has filled
     _check_number(len(images), [name for name, _ in pairs])
     if not images:
         return ParsedBody(b"", pairs)
@@ -110,6 +113,7 @@ def parse_multipart(data: bytes, content_type: str, fields: Sequence[str] = FILE
 def parse_urlencoded(data: bytes, fields: Sequence[str] = FILE_FIELDS) -> ParsedBody:
     """Parse a URL-encoded form whose image is base64 or a URL. Raises the same errors as `parse_body`."""
     images, others = urlencoded.split(data, fields, MAX_PARTS)
+    images = [*filter(None, images)] or images[:1]
     _check_number(len(images), [name for name, _ in others])
     return ParsedBody(decode_text(images[0]) if images else b"", others)
 

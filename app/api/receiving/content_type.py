@@ -7,7 +7,7 @@ MULTIPART = "multipart/form-data"
 JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"
 """The type of a form; also curl's default for any data."""
-_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]*)"|([^\s;]*))', re.IGNORECASE)
+_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]*)"|([^\s;"]*))', re.IGNORECASE)
 
 
 @lru_cache(64)  # asked several times per request

@@ -26,10 +26,7 @@ class Part(NamedTuple):
 
 
 def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]:
-    """Yield the parts of a form that are not empty.
-
-    Raise MalformedRequest if it is not well formed, has too many parts, or one without a name.
-    """
+    """Yield the parts of a form; raise MalformedRequest if it is not well formed, has too many parts, or one without a name."""
     name, file_name = "", None
     chunks: list[bytes] = []
     boundary = boundary_of(content_type)
@@ -47,8 +44,7 @@ def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]
                         chunks.append(bytes(event))
                     else:
                         content, chunks = b"".join(chunks), []
-                        if content or file_name:  # a browser sends fields that nobody has filled
-                            yield Part(_to_name(name), file_name and _to_name(file_name), content)
+                        yield Part(_to_name(name), file_name and _to_name(file_name), content)
     except ValueError as error:  # includes MultipartError and UnicodeError
         # `from None`, because the log must not contain the parser's message, which quotes the body.
         raise MalformedRequest(_describe_defect(error, data, boundary, max_parts)) from None

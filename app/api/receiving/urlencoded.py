@@ -35,8 +35,7 @@ def is_form(data: bytes) -> bool:
 def split(data: bytes, image_names: Sequence[str], max_fields: int) -> tuple[list[str], list[tuple[str, str]]]:
     """Split a form: return the values of image fields, base64 that is not yet decoded, and name and value of each other field.
 
-    Empty fields are left out. A URL of an image is another field, `url`. Raise MalformedRequest for anything but a form, or too
-    many fields or bytes.
+    A URL of an image is another field, `url`. Raise MalformedRequest for anything but a form, or too many fields or bytes.
     """
     parts = data.split(b"&", max_fields)
     if len(parts) > max_fields:
@@ -50,14 +49,14 @@ def split(data: bytes, image_names: Sequence[str], max_fields: int) -> tuple[lis
         name, _, value = part.partition(b"=")
         if name in names and is_address(_unescape(value[:_MAX_ADDRESS_START]).decode()):
             others.append(b"url=" + value)
-        elif name in names and value:
+        elif name in names:
             images.append(_unescape(value).decode())
         else:
             others.append(part)
     rest = b"&".join(others)
     if len(rest) > _MAX_OTHER_BYTES:
         raise MalformedRequest(f"the form has more than {_MAX_OTHER_BYTES >> 10} KiB beside its image")
-    return images, parse_qsl(rest.decode())
+    return images, parse_qsl(rest.decode(), keep_blank_values=True)
 
 
 def _unescape(value: bytes) -> bytes:
