@@ -203,7 +203,7 @@ async def test_callers_with_a_key_are_served_while_others_hold_connections_and_b
             async with besieged(gateway.url, [*[silent] * 700, *KINDS * 50, *[large] * 19]):
                 answers = [answer for _, answer in await ask_all(gateway.url, [Case("", request)] * 400, clients=4)]
             await until(lambda: gateway.fds() <= fds + 8)  # connections that others keep open
-        others = {line["status"] for line in gateway.log_lines() if line.get("route") == "/infer/object_detection"}
+        others = {line["status"] for line in gateway.log_lines() if line.get("route") == "/roboflow/infer/object_detection"}
 
     assert {answer.status for answer in answers} == {200}
     assert {429} <= others <= {408, 429, 499}
