@@ -7,13 +7,16 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
+import httpx
 import msgspec
+import psutil
 import pytest
 
 from app.api.caller import keys
@@ -22,11 +25,12 @@ from bench.harness.triton import Triton, embedded_triton
 from bench.models.repository import write_fixture
 from tests.faults import models
 from tests.faults.exchange import NO_ANSWER, ask, encode
-from tests.faults.meanwhile import every, meanwhile, until
+from tests.faults.meanwhile import meanwhile, until
 from tests.faults.serving import WORKERS, Gateway, serving, stopped
 from tests.processes import PATIENCE_SECONDS, wait_until_gone
 from tests.programs import require_program
 from tests.prometheus import CONFIG, Prometheus, running_prometheus
+from tests.scrape import read_samples
 from tests.support import free_port
 
 _FACTOR = 12
@@ -166,11 +170,24 @@ async def losing_a_worker(watched: Watched) -> AsyncIterator[None]:
 
 
 def losing_workers(watched: Watched) -> AbstractAsyncContextManager[None]:
-    def kill_one() -> None:
-        if len(workers := watched.gateway.workers()) == WORKERS:
-            workers[0].kill()
+    """Kill the oldest worker again and again, each time when all serve: otherwise the API would end."""
 
-    return meanwhile(every(6, kill_one))  # sooner, no worker would serve, and the API would end
+    def read(name: str) -> float:
+        with suppress(httpx.HTTPError):
+            page = httpx.get(f"{watched.gateway.url}/metrics", timeout=PATIENCE_SECONDS, trust_env=False).text
+            return read_samples(page).get(name, 0.0)
+        return 0.0
+
+    def all_serve(starts: float) -> bool:
+        return read("api_worker_starts_total") > starts and read("api_workers") == WORKERS
+
+    async def kill_again() -> None:
+        while True:
+            starts = await asyncio.to_thread(read, "api_worker_starts_total")
+            min(watched.gateway.workers(), key=psutil.Process.create_time).kill()
+            await until(partial(all_serve, starts))
+
+    return meanwhile(kill_again())
 
 
 _GOOD, _FAILING = detect(), detect(colour=models.FAILING)

@@ -42,7 +42,8 @@ class Counts(NamedTuple):
 
 # In each picture: a car and a person, each with a face, and a line of text.
 ALL_PARTS, ONLY_VECTORS = Counts(4, 5, 1), Counts(0, 1, 0)
-_WITHOUT_PARTS = {"enable_detection": "false", "enable_faces": "false", "enable_ocr": "false"}
+_WITH_PARTS = {"detect_near_duplicates": "false"}
+_WITHOUT_PARTS = {**_WITH_PARTS, "enable_detection": "false", "enable_faces": "false", "enable_ocr": "false"}
 
 
 def draw(number: int) -> bytes:
@@ -75,7 +76,6 @@ async def becomes(holds: Callable[[], Awaitable[object]]) -> None:
 
 async def post(socket: Path, path: str, body: bytes = b"", method: str = "POST", **query: object) -> Answer:
     """Ask an instance; a connection that is refused or broken is no answer."""
-    query = {"detect_near_duplicates": "false", **query} if method == "POST" else query
     headers = {"Content_Type": "image/png"} if body else {}
     try:
         return await ask(f"unix:{socket}", encode(body, f"{path}?{urlencode(query)}", method, **headers))
@@ -161,7 +161,7 @@ async def stored(fleet: Fleet) -> dict[str, Counts]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("options", "count", "counts"), [(_WITHOUT_PARTS, 300, ONLY_VECTORS), ({}, 150, ALL_PARTS)])
+@pytest.mark.parametrize(("options", "count", "counts"), [(_WITHOUT_PARTS, 300, ONLY_VECTORS), (_WITH_PARTS, 150, ALL_PARTS)])
 async def test_acknowledged_image_is_there_once_with_all_its_parts(
     tmp_path: Path, options: Mapping[str, str], count: int, counts: Counts
 ) -> None:
@@ -230,9 +230,7 @@ def is_answered(answer: Answer) -> bool:
 @pytest.mark.parametrize("is_continued", [True, False])
 async def test_detection_goes_on_while_search_hangs(tmp_path: Path, *, is_continued: bool) -> None:
     """A hanging process that nobody continues is killed and started again by the gateway."""
-    request = encode(
-        draw(0), f"/ingest?{urlencode(_WITHOUT_PARTS | {'detect_near_duplicates': 'false'})}", Content_Type="image/png"
-    )
+    request = encode(draw(0), f"/ingest?{urlencode(_WITHOUT_PARTS)}", Content_Type="image/png")
     numbers = itertools.count(1)
     detected = 0
 
