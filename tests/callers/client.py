@@ -1,17 +1,21 @@
-"""The environments of the programs, and what of them runs there."""
+"""The environments of the programs, what of them runs there, and the table of them in the documentation."""
 
 import json
 import re
 import subprocess
+from collections.abc import Iterable
+from datetime import date
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.harness.environments import Environment
 from tests.support import ROOT
 
 PROGRAMS = Path(__file__).parent / "programs"
 _REQUIREMENTS = ROOT / "requirements" / "clients"
+_PAGE = ROOT / "docs" / "reference" / "clients.md"
+_TABLE = re.compile(r"(?<=<!-- table -->\n).*(?=\n<!-- end -->)", re.DOTALL)
 _SECONDS = 300
 """A program may take this long."""
 
@@ -41,3 +45,32 @@ def run(name: str, program: str, *arguments: str) -> Any:  # noqa: ANN401
     done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+class Row(NamedTuple):
+    """What was done with a version of a client."""
+
+    client: str
+    version: str
+    done: str
+    result: str
+
+
+def render(rows: Iterable[Row]) -> str:
+    """Format rows as Markdown."""
+    lines = [("client", "version", "what was done", "result"), ("---",) * 4, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write(rows: Iterable[Row], day: date) -> None:
+    """Replace the table of the page, and its date."""
+    text = _PAGE.read_text(encoding="utf-8")
+    text, count = _TABLE.subn(f"Run on {day.isoformat()}:\n\n{render(rows)}".replace("\\", r"\\"), text)
+    assert count == 1
+    _PAGE.write_text(text, encoding="utf-8")
+
+
+def read() -> list[Row]:
+    found = _TABLE.search(_PAGE.read_text(encoding="utf-8"))
+    assert found
+    return [Row(*(cell.strip() for cell in line.strip("|").split(" | "))) for line in found[0].splitlines()[4:]]

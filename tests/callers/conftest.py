@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
+from PIL import Image, ImageDraw, ImageFont
 
 from app.settings.schema import DIALECTS
 from app.zoo import registry
@@ -21,10 +23,10 @@ from bench.harness.ports import find_free
 from bench.harness.processes import running
 from bench.harness.triton import link_installation
 from tests.api.conftest import write_keys
-from tests.callers import table
+from tests.callers import client as table
 from tests.callers.client import pins
 from tests.shared import one_process_at_a_time
-from tests.support import ROOT
+from tests.support import ROOT, sample_image
 
 MODEL = "yolo11n"
 KEY_ID, SECRET = "camera-1", "the-secret-of-a-test"
@@ -34,6 +36,20 @@ VERSIONS = {"OpenProcessor": "c287cd5"}
 VERSIONS |= {name: version(name) for name in ("nereid-client", "tritonclient")}
 PATIENCE_SECONDS = 60
 """How long to wait for an answer: the machine also installs and runs other clients."""
+LINES = ["Nereid reads", "two lines 2026"]
+PORTRAIT = sample_image("astronaut.jpg")
+
+
+def _draw_page() -> bytes:
+    image = Image.new("RGB", (640, 240), "white")
+    for number, line in enumerate(LINES):
+        ImageDraw.Draw(image).text((40, 40 + 90 * number), line, "black", ImageFont.load_default(48))
+    image.save(file := BytesIO(), "PNG")
+    return file.getvalue()
+
+
+PAGE = _draw_page()
+"""Has these lines of text."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -67,14 +83,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @contextmanager
 def serving(folder: Path, repository: Path, *others: Path, **settings: object) -> Iterator[str]:
-    """Run `serve` with yolo11n and all dialects until the block ends; yield its URL.
-
-    Args:
-        folder: For its files; empty.
-        repository: Has the model.
-        others: Folders of more models.
-        settings: More of its settings.
-    """
+    """Run `serve` in an empty folder with yolo11n, models in other folders and all dialects until the block ends; yield its URL."""
     if not (repository / MODEL).is_dir():
         pytest.skip(f"the published network of {MODEL} is not there")
     shutil.copytree(repository / MODEL, folder / "models" / MODEL)

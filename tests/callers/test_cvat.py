@@ -109,7 +109,7 @@ def annotate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Annotate:
         with cvat(pictures, labels) as task:
             command = ["--server-host", task.url, "task", "auto-annotate", "1", "--allow-unmatched-labels"]
             function = ["--function-file", str(ROOT / "examples" / "cvat" / "nereid_function.py"), "-p", f"url=str:{url}"]
-            ended: dict[str, Any] = run("cvat-cli", "auto_annotate", *command, *function, *options)
+            ended: dict[str, Any] = run("cvat-cli", "calls", "annotate", *command, *function, *options)
         return ended, [shape for upload in task.annotations for shape in upload["shapes"]]
 
     return annotate

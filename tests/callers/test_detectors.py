@@ -1,4 +1,4 @@
-"""Clients of DeepStack, CodeProject.AI, Ultralytics HUB and NVIDIA NIM, and pycocotools with the results of a batch."""
+"""The client of this project, those of DeepStack, CodeProject.AI, Ultralytics HUB and NVIDIA NIM, and pycocotools."""
 
 import json
 import os
@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from PIL import Image
 
+from nereid_client import AsyncClient, Client, DetectResult, Problem
 from tests.callers.client import environment, run
-from tests.callers.conftest import KEY, MODEL, PATIENCE_SECONDS
-from tests.callers.pictures import PAGE, PORTRAIT
+from tests.callers.conftest import KEY, MODEL, PAGE, PATIENCE_SECONDS, PORTRAIT
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import IMAGES, sample_image
 
@@ -60,27 +60,15 @@ def test_objects(client: str, gateway: str, own: httpx.Client, no_image: str) ->
     """Its class for objects: a photo with two confidences and with `custom_model`, and a file that is no image."""
     for confidence, others in ((0.45, {}), (0.1, {}), (0.3, {"custom_model": MODEL})):
         settings = to_settings(gateway, min_confidence=confidence, **others)
-        found, error = run(client, "deepstack_calls", "objects", settings, CAT, no_image)
+        found, error = run(client, "calls", "deepstack", client, "objects", settings, CAT, no_image)
         assert read(found) == expect(own, confidence)
         assert error.endswith((" status code: 400", " error: 400"))
-
-
-@pytest.mark.client("deepstack-python")
-def test_deepstack_python_with_a_key(locked: str, own: httpx.Client) -> None:
-    """A photo with a key and `custom_model`, an unknown model, and a wrong key."""
-    calls = {"api_key": KEY, "custom_model": MODEL}, {"api_key": KEY, "custom_model": "nothing-like-it"}, {"api_key": "wrong"}
-    settings = [to_settings(locked, **call) for call in calls]
-    (found,), (unknown,), (wrong,) = (run("deepstack-python", "deepstack_calls", "objects", each, CAT) for each in settings)
-
-    assert read(found) == expect(own, 0.45)
-    assert unknown.startswith("Bad url supplied")
-    assert wrong == "Error from Deepstack request, status code: 401"
 
 
 @pytest.mark.client("deepstack-sdk")
 def test_deepstack_sdk(gateway: str, locked: str, own: httpx.Client, no_image: str, tmp_path: Path) -> None:
     """`Detection`: a photo, a model by its name, an annotated output, a file that is no image, a right and a wrong key."""
-    found = run("deepstack-sdk", "sdk_detection", gateway, str(tmp_path), "", CAT, no_image)
+    found = run("deepstack-sdk", "calls", "deepstack_sdk", gateway, str(tmp_path), "", CAT, no_image)
     objects, error = found["pictures"]
 
     assert [tuple(one) for one in objects] == expect(own, 0.4)
@@ -89,7 +77,7 @@ def test_deepstack_sdk(gateway: str, locked: str, own: httpx.Client, no_image: s
     with Image.open(tmp_path / "chelsea.jpg") as drawn, Image.open(CAT) as sent:
         assert drawn.size == sent.size
         assert drawn != sent
-    right, wrong = (run("deepstack-sdk", "sdk_detection", locked, str(tmp_path), key, CAT) for key in (KEY, "wrong"))
+    right, wrong = (run("deepstack-sdk", "calls", "deepstack_sdk", locked, str(tmp_path), key, CAT) for key in (KEY, "wrong"))
     assert right["pictures"] == [objects]
     assert wrong["pictures"] == ["Unknown error : 401 occured"]
 
@@ -99,7 +87,7 @@ def test_faces(client: str, sight_url: str, sight: httpx.Client, tmp_path: Path)
     """Its class for faces: the face of a portrait, a page without one; `recognize` says that names of faces are not there."""
     (tmp_path / "page.png").write_bytes(PAGE)
     pictures = str(IMAGES / "astronaut.jpg"), str(tmp_path / "page.png")
-    portrait, page, error = run(client, "deepstack_calls", "faces", to_settings(sight_url), *pictures)
+    portrait, page, error = run(client, "calls", "deepstack", client, "faces", to_settings(sight_url), *pictures)
     own = sight.post("/faces/detect", content=PORTRAIT).json()["faces"]
 
     assert [set(face) for face in portrait] == [{"confidence", "x_min", "y_min", "x_max", "y_max"}]
@@ -115,7 +103,7 @@ PHOTO = IMAGES / "astronaut.jpg"
 
 
 def predict(key: str = "any", model: str = MODEL, picture: Path = PHOTO, **parameters: float) -> dict[str, Any]:
-    answer: dict[str, Any] = run("hub-sdk", "ultralytics_hub", key, model, str(picture), json.dumps(parameters))
+    answer: dict[str, Any] = run("hub-sdk", "calls", "hub", key, model, str(picture), json.dumps(parameters))
     return answer
 
 
@@ -203,7 +191,7 @@ def test_aiperf_with_several_images(locked: str, tmp_path: Path) -> None:
     assert [[one["index"] for one in answer_of(record)] for record in records] == [[0, 1]] * 4
 
 
-PHOTOS = {139: IMAGES / "coffee.jpg", 285: IMAGES / "chelsea.jpg", 632: IMAGES / "astronaut.jpg"}
+COCO_PHOTOS = {139: IMAGES / "coffee.jpg", 285: IMAGES / "chelsea.jpg", 632: IMAGES / "astronaut.jpg"}
 """By their ids in the data set."""
 
 
@@ -211,7 +199,7 @@ def evaluate(folder: Path, truth: dict[str, Any], results: list[dict[str, Any]],
     """Return the AP, and that at an IoU of 0.5."""
     (folder / "truth.json").write_text(json.dumps(truth))
     (folder / "results.json").write_text(json.dumps(results))
-    found: list[float] = run("pycocotools", "evaluate", str(folder / "truth.json"), str(folder / "results.json"), kind)[:2]
+    found: list[float] = run("pycocotools", "calls", "evaluate", str(folder / "truth.json"), str(folder / "results.json"), kind)[:2]
     return found
 
 
@@ -221,19 +209,47 @@ def test_coco_results_of_a_batch(own: httpx.Client, tmp_path: Path) -> None:
     classes = next(one["classes"] for one in own.get("/models").json()["models"] if one["name"] == "yolo11n")
     truth: dict[str, Any] = {"images": [], "annotations": []}
     truth["categories"] = [{"id": 2 * class_ + 1, "name": name} for class_, name in enumerate(classes)]
-    for id_, photo in PHOTOS.items():
+    for id_, photo in COCO_PHOTOS.items():
         answer = own.post("/detect?boxes=coco&confidence=0.4", content=photo.read_bytes()).json()
         truth["images"].append({"id": id_, **answer["image"]})
         for one in answer["detections"]:
             _, _, width, height = one["bbox"]
             annotation = {"id": len(truth["annotations"]) + 1, "image_id": id_, "category_id": 2 * one["class_id"] + 1}
             truth["annotations"].append({**annotation, "bbox": one["bbox"], "area": width * height, "iscrowd": 0})
-    data = {"image_ids": ",".join(map(str, PHOTOS))}
-    files = [("images", photo.read_bytes()) for photo in PHOTOS.values()]
+    data = {"image_ids": ",".join(map(str, COCO_PHOTOS))}
+    files = [("images", photo.read_bytes()) for photo in COCO_PHOTOS.values()]
     results = own.post("/detect/batch?format=coco-results&confidence=0.4", data=data, files=files).json()
     moved = [{**one, "bbox": [one["bbox"][0] + one["bbox"][2] / 10, *one["bbox"][1:]]} for one in results]
 
-    assert len(truth["annotations"]) > len(PHOTOS)
+    assert len(truth["annotations"]) > len(COCO_PHOTOS)
     assert evaluate(tmp_path, truth, results, "bbox") == pytest.approx([1, 1])
     # The IoU is 0.9 / 1.1: enough at 7 of the 10 thresholds from 0.5 to 0.95.
     assert evaluate(tmp_path, truth, moved, "bbox") == pytest.approx([0.7, 1])
+
+
+PHOTOS = [IMAGES / name for name in ("astronaut.jpg", "chelsea.jpg", "coffee.jpg")]
+
+
+def boxes(own: httpx.Client, photo: Path) -> list[float]:
+    """Return the left edges of the objects in a photo, as the gateway says."""
+    return [one["x1"] for one in own.post("/detect?boxes=pixel", content=photo.read_bytes()).json()["detections"]]
+
+
+def edges(outcome: object) -> list[float]:
+    """Return the left edges of the objects in an outcome, which must be a result."""
+    assert isinstance(outcome, DetectResult)
+    return [one.x1 for one in outcome.detections]
+
+
+@pytest.mark.client("nereid-client")
+async def test_client_and_async_client(gateway: str, own: httpx.Client) -> None:
+    """Photos one by one, several at a time and as a batch with a broken one, by `Client` and by `AsyncClient`."""
+    with Client(gateway) as client:
+        assert edges(client.detect(PHOTOS[0], boxes="pixel")) == boxes(own, PHOTOS[0]) != []
+        *found, broken = client.detect_batch([*PHOTOS, b"no picture"], boxes="pixel")
+    assert isinstance(broken, Problem)
+    assert broken.status == 415
+    async with AsyncClient(gateway) as other:
+        each = {photo: outcome async for photo, outcome in other.detect_each(PHOTOS, boxes="pixel")}
+    for outcomes in (found, [each[photo] for photo in PHOTOS]):
+        assert [edges(outcome) for outcome in outcomes] == [boxes(own, photo) for photo in PHOTOS]

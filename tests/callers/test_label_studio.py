@@ -44,7 +44,7 @@ class Pair(NamedTuple):
         del example["project"]
         with self.backend(token) as url:
             backend = {**example, "url": url, "basic_auth_user": KEY_ID, "basic_auth_pass": SECRET}
-            return run(NAME, "label_studio", self.studio, token, json.dumps(backend), str(EXAMPLE / "labeling.xml"), *pictures)
+            return run(NAME, "calls", "label", self.studio, token, json.dumps(backend), str(EXAMPLE / "labeling.xml"), *pictures)
 
     @contextmanager
     def backend(self, token: str) -> Iterator[str]:
@@ -98,10 +98,10 @@ def pair(locked: str, package: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.parametrize("is_personal", [False, True], ids=["legacy", "personal"])
 def test_predictions_of_uploaded_pictures(pair: Pair, *, is_personal: bool) -> None:
     """Three uploaded photos: predictions for an opened task, for all, and interactive; training; both kinds of tokens."""
-    token = run(NAME, "label_studio_tokens", pair.studio, LEGACY, "off") if is_personal else LEGACY  # which are then refused
+    token = run(NAME, "calls", "allow_tokens", pair.studio, LEGACY, "off") if is_personal else LEGACY  # which are then refused
     project = pair.annotate(token)
     if is_personal:
-        run(NAME, "label_studio_tokens", pair.studio, token, "on")
+        run(NAME, "calls", "allow_tokens", pair.studio, token, "on")
     expected = [boxes(pair.gateway, name) for name in PICTURES]
 
     assert (project["state"], project["model_version"]) == ("Connected", "yolo11n:1")

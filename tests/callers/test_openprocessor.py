@@ -6,8 +6,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.callers.conftest import MODEL
-from tests.callers.pictures import LINES, PAGE, PORTRAIT
+from tests.callers.conftest import LINES, MODEL, PAGE, PORTRAIT
 from tests.support import sample_image
 
 CAT = sample_image("chelsea.jpg")

@@ -10,8 +10,7 @@ import pytest
 from bench.harness.ports import find_free
 from bench.harness.processes import running
 from tests.callers.client import run
-from tests.callers.conftest import KEY, PATIENCE_SECONDS
-from tests.callers.pictures import LINES, PAGE
+from tests.callers.conftest import KEY, LINES, PAGE, PATIENCE_SECONDS
 from tests.support import IMAGES, sample_image
 
 NAME = "inference-sdk"

@@ -15,8 +15,7 @@ from app import errors
 from app.errors import GatewayError
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
-from tests.callers import table as clients
-from tests.callers.client import pins
+from tests.callers import client as clients
 from tests.support import ROOT
 
 ERRORS = [
@@ -107,4 +106,4 @@ def test_the_runbook_names_metrics_that_exist(table: WorkerTable) -> None:
 
 def test_the_table_of_clients_has_the_pinned_versions() -> None:
     """After a change: `./just clients --record`."""
-    assert pins().items() <= {(row.client, row.version) for row in clients.read()}
+    assert clients.pins().items() <= {(row.client, row.version) for row in clients.read()}

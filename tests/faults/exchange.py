@@ -1,7 +1,9 @@
-"""HTTP/1.1 over a bare connection: hostile clients send what no HTTP library lets through."""
+"""HTTP/1.1 over a bare connection, as hostile clients send what no library lets through, and a way to a server that can be cut."""
 
 import asyncio
 import json
+import socket
+import ssl
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from time import perf_counter
@@ -137,3 +139,50 @@ async def ask_all(url: str, cases: Iterable[Case], clients: int = 8) -> list[tup
 
     await asyncio.gather(*(run_client() for _ in range(clients)))
     return answers
+
+
+class Line:
+    """A way to a server that can be cut. It runs in the event loop of the test."""
+
+    def __init__(self, server: str, tls: ssl.SSLContext | None = None) -> None:
+        """Lead to a server at `host:port` or `unix:/path`, from callers that use TLS if there is a context for it."""
+        self._there = server if server.startswith("unix:") else f"tcp://{server}"
+        self._tls = tls
+        self._listener: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.port = 0
+
+    async def open(self, host: str = "127.0.0.1", sock: socket.socket | None = None) -> None:
+        """Accept connections, always at the same port, or those of a socket."""
+        sock = sock or socket.create_server((host, self.port))
+        self._listener = await asyncio.start_server(self._connect, sock=sock, ssl=self._tls)
+        self.port = sock.getsockname()[1]
+
+    def cut(self) -> None:
+        """Accept no connections any more, and break those that there are."""
+        if self._listener is not None:
+            self._listener.close()
+        self.reset()
+
+    def reset(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there = await Connection.open(self._there)
+        except OSError:
+            writer.transport.abort()
+            return
+        both = {writer, there.writer}
+        self._writers |= both
+        await asyncio.gather(_forward(reader, there.writer), _forward(there.reader, writer))
+        self._writers -= both
+
+
+async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +17,9 @@ from app.settings.schema import Settings
 from bench.harness.ports import find_free
 from bench.harness.processes import ROOT, environment_of
 from bench.harness.triton import link_installation
-from tests.processes import has_ended, wait_for
+from tests.processes import PATIENCE_SECONDS, has_ended, wait_for
 
-_START_SECONDS, _STOP_SECONDS = 180.0, 60.0
+_STOP_SECONDS = 60.0
 
 
 class Fleet(NamedTuple):
@@ -52,11 +52,16 @@ class Fleet(NamedTuple):
         """Return the parent of the processes of PostgreSQL."""
         return next((child for child in self._children(self.process) if child.name() == "postgres"), None)
 
-    def stubs(self, model: str = "") -> list[psutil.Process]:
-        """Return the processes that run the models, or one of them."""
+    def stubs(self, model: str) -> list[psutil.Process]:
+        """Return the processes that run a model."""
+
+        def runs_it(process: psutil.Process) -> bool:
+            with suppress(psutil.NoSuchProcess):
+                return any(f"/{model}/" in argument for argument in process.cmdline())
+            return False
+
         triton = self.triton()
-        stubs = [] if triton is None else self._children(triton)
-        return [stub for stub in stubs if not model or any(f"/{model}/" in argument for argument in stub.cmdline())]
+        return [] if triton is None else list(filter(runs_it, self._children(triton)))
 
     def is_ready(self) -> bool:
         """Return whether every instance is ready; NGINX is not asked."""
@@ -127,7 +132,7 @@ def running_fleet(
         )
     fleet = Fleet(psutil.Process(process.pid), folder, log, Settings(triton_home=str(home)).triton_address, instances)
     try:
-        wait_for(lambda: fleet.says("ready: ") > 0 or process.poll() is not None, _START_SECONDS)
+        wait_for(lambda: fleet.says("ready: ") > 0 or process.poll() is not None, PATIENCE_SECONDS)
         assert process.poll() is None, log.read_text()
         yield fleet
     finally:

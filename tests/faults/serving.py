@@ -17,7 +17,7 @@ from bench.harness.counters import read_counters
 from bench.harness.ports import find_free
 from bench.harness.processes import running
 from bench.harness.triton import Triton
-from tests.processes import wait_for
+from tests.processes import PATIENCE_SECONDS, wait_for
 
 WORKERS = 2
 
@@ -49,11 +49,6 @@ class Gateway(NamedTuple):
     def cpu_seconds(self) -> float:
         return sum(sum(worker.cpu_times()[:2]) for worker in self.workers())
 
-    def wait_for_log(self, lines: int) -> list[dict[str, Any]]:
-        """Wait until the log has that many lines: one is written only after its answer was sent; return them."""
-        wait_for(lambda: len(self.log_lines()) >= lines)
-        return self.log_lines()
-
     def wait_for_line(self, request_id: str) -> dict[str, Any]:
         """Wait for the line of a request, which follows its answer, and may come after that of a later request."""
         wait_for(lambda: any(line.get("request_id") == request_id for line in self.log_lines()))
@@ -66,16 +61,15 @@ class Gateway(NamedTuple):
 
 
 @contextmanager
-def serving(  # noqa: PLR0913 - what tests vary
+def serving(
     triton: Triton,
     folder: Path,
     *,
     wrapper: Sequence[str] = (),
-    program: Sequence[str] = ("-m", "app"),
     settings: Mapping[str, object] | None = None,
     ready: str = "/readyz",
 ) -> Iterator[Gateway]:
-    """Run a gateway until the block ends, in a folder that gets its log, or another `program`, in an environment of a `wrapper`.
+    """Run a gateway until the block ends, in a folder that gets its log, in an environment of a `wrapper`.
 
     Its settings are given by name, in addition to what a test needs; it is ready for the test when the path `ready` answers 200.
     """
@@ -90,8 +84,8 @@ def serving(  # noqa: PLR0913 - what tests vary
         **(settings or {}),
     }
     environment = {f"NEREID_{name.upper()}": str(value) for name, value in wanted.items()}
-    command = [*wrapper, sys.executable, *program, "api"]
-    with running(command, environment, port, ready, log) as server:
+    command = [*wrapper, sys.executable, "-m", "app", "api"]
+    with running(command, environment, port, ready, log, ready_seconds=PATIENCE_SECONDS) as server:
         yield Gateway(server.url, server.process, log)
 
 

@@ -7,13 +7,16 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
+import httpx
 import msgspec
+import psutil
 import pytest
 
 from app.api.caller import keys
@@ -21,20 +24,19 @@ from app.triton import shared_memory
 from bench.harness.triton import Triton, embedded_triton
 from bench.models.repository import write_fixture
 from tests.faults import models
-from tests.faults.exchange import ask, encode
-from tests.faults.meanwhile import every, meanwhile
+from tests.faults.exchange import NO_ANSWER, ask, encode
+from tests.faults.meanwhile import meanwhile, until
 from tests.faults.serving import WORKERS, Gateway, serving, stopped
-from tests.processes import wait_until_gone
+from tests.processes import PATIENCE_SECONDS, wait_until_gone
 from tests.programs import require_program
 from tests.prometheus import CONFIG, Prometheus, running_prometheus
+from tests.scrape import read_samples
 from tests.support import free_port
 
 _FACTOR = 12
 _SCRAPE_SECONDS = 2.0
 """The gateway waits one second for a Triton that does not answer, and a scrape may not take longer than its interval."""
-_PATIENCE_SECONDS = 180.0
 _UNITS = {"s": 1, "m": 60, "h": 3600}
-_IMAGE = models.solid(10, 20, 30)
 _SETTINGS = {"model": "checksum", "log_level": "warning"}
 
 
@@ -51,23 +53,15 @@ class Watched(NamedTuple):
     def aim(self, *addresses: str) -> None:
         self.targets.write_bytes(msgspec.json.encode([{"targets": addresses}]))
 
-    async def until_firing(self, alert: str) -> str:
-        """Wait for an alert; return what it says."""
-        return "\n".join((await self._until(alert, is_firing=True)).values())
-
-    async def until_silent(self, *alerts: str) -> None:
-        for alert in alerts:
-            await self._until(alert, is_firing=False)
-
-    async def firing(self) -> set[str]:
-        return set(await asyncio.to_thread(self.prometheus.firing))
-
-    async def _until(self, alert: str, *, is_firing: bool) -> dict[str, str]:
-        end = monotonic() + _PATIENCE_SECONDS
-        while (alert in (firing := await asyncio.to_thread(self.prometheus.firing))) != is_firing:
-            assert monotonic() < end, f"{alert}: {firing}"
-            await asyncio.sleep(_SCRAPE_SECONDS / 2)
-        return firing.get(alert, {})
+    async def until(self, *alerts: str, silent: Sequence[str] = ()) -> set[str]:
+        """Wait until some alerts fire, one after the other, and others do not; return all that fire in the end."""
+        firing: set[str] = set()
+        for wanted, is_firing in (*((alert, True) for alert in alerts), *((alert, False) for alert in silent)):
+            end = monotonic() + PATIENCE_SECONDS
+            while (wanted in (firing := set(await asyncio.to_thread(self.prometheus.firing)))) != is_firing:
+                assert monotonic() < end, f"{wanted}: {firing}"
+                await asyncio.sleep(_SCRAPE_SECONDS / 2)
+        return firing
 
 
 def shorten(duration: str) -> str:
@@ -118,7 +112,10 @@ async def asking(gateway: Gateway, *requests: bytes, every: float = 0.05) -> Asy
     asked: set[asyncio.Task[None]] = set()
 
     async def count(request: bytes) -> None:
-        statuses[(await ask(gateway.url, request)).status] += 1
+        try:
+            statuses[(await ask(gateway.url, request)).status] += 1
+        except ConnectionError:
+            statuses[NO_ANSWER] += 1
 
     async def send() -> None:
         for request in cycle(requests):
@@ -129,28 +126,26 @@ async def asking(gateway: Gateway, *requests: bytes, every: float = 0.05) -> Asy
     async with meanwhile(send()):
         yield statuses
     await asyncio.gather(*asked)
+    assert 500 not in statuses
 
 
-def detect(path: str = "/detect", image: bytes = _IMAGE, **headers: str) -> bytes:
-    return encode(image, path, Content_Type="image/png", **headers)
+def detect(path: str = "/detect", colour: tuple[int, int, int] = (10, 20, 30), **headers: str) -> bytes:
+    return encode(models.solid(*colour), path, Content_Type="image/png", **headers)
 
 
 class Fault(NamedTuple):
-    """What callers ask in turn, how often, what is broken meanwhile, and what follows."""
+    """What callers ask in turn, how often, what is broken meanwhile, and what follows; promtool compares what alerts say."""
 
     asked: Sequence[bytes]
     alert: str
-    says: str
-    """A pattern."""
     statuses: set[int]
+    """Some of the answers; on a busy machine, others may be late or rejected."""
     never: Sequence[str] = ()
     """Alerts that are not to fire."""
     every: float = 0.05
     during: Callable[[Watched], AbstractAsyncContextManager[None]] = lambda _: meanwhile()
     also: str = ""
     """Another alert that must fire."""
-    perhaps: Sequence[int] = ()
-    """Other statuses."""
 
 
 def with_file(name: str) -> Callable[[Watched], AbstractAsyncContextManager[None]]:
@@ -175,38 +170,41 @@ async def losing_a_worker(watched: Watched) -> AsyncIterator[None]:
 
 
 def losing_workers(watched: Watched) -> AbstractAsyncContextManager[None]:
-    def kill_one() -> None:
-        if len(workers := watched.gateway.workers()) == WORKERS:
-            workers[0].kill()
+    """Kill the oldest worker again and again, each time when all serve: otherwise the API would end."""
 
-    return meanwhile(every(6, kill_one))  # sooner, no worker would serve, and the API would end
+    def read(name: str) -> float:
+        with suppress(httpx.HTTPError):
+            page = httpx.get(f"{watched.gateway.url}/metrics", timeout=PATIENCE_SECONDS, trust_env=False).text
+            return read_samples(page).get(name, 0.0)
+        return 0.0
+
+    def all_serve(starts: float) -> bool:
+        return read("api_worker_starts_total") > starts and read("api_workers") == WORKERS
+
+    async def kill_again() -> None:
+        while True:
+            starts = await asyncio.to_thread(read, "api_worker_starts_total")
+            min(watched.gateway.workers(), key=psutil.Process.create_time).kill()
+            await until(partial(all_serve, starts))
+
+    return meanwhile(kill_again())
 
 
-_GOOD = detect()
-_FAILING = detect(image=models.solid(*models.FAILING))
+_GOOD, _FAILING = detect(), detect(colour=models.FAILING)
 _OF_CLIENTS = [encode(b"", "/nowhere", "GET"), encode(b"x", "/detect")] * 5
 FAULTS = [
     Fault(
         [*[_GOOD] * 39, *_OF_CLIENTS, _FAILING],
         "NereidSomeErrors",
-        "of the detections on 127.0.0.1 have failed",
         {200, 404, 415, 502},
         ["NereidErrors"],
     ),
-    Fault([*[_GOOD] * 9, _FAILING], "NereidErrors", r"failed, \d+ with status 502\. Rejected ones", {200, 502}),
-    Fault(
-        [detect("/predict/faulty")],
-        "NereidSlow",
-        "although the gateway is not full",
-        {200},
-        every=3.5,
-        during=with_file("slow"),
-    ),
+    Fault([*[_GOOD] * 9, _FAILING], "NereidErrors", {200, 502}),
+    Fault([detect("/predict/faulty")], "NereidSlow", {200}, every=3.5, during=with_file("slow")),
     # Five times what the model can answer; nobody is woken, although those that are admitted wait.
     Fault(
         [detect("/predict/wait_20")],
         "NereidFull",
-        r"now [\d.]+%(, \w+ [\d.]+m?/s)+\. The others",
         {200, 429},
         ["NereidErrors", "NereidSlow"],
         every=0.01,
@@ -214,59 +212,50 @@ FAULTS = [
     Fault(
         [*[_GOOD] * 4, detect("/predict/faulty?timeout_ms=500")],
         "NereidModelFailing",
-        "Triton does not run the model faulty",
         {200, 503, 504},
         ["NereidTritonDown"],
         during=with_file("hang"),
-        perhaps=[429],
     ),
     Fault(
         [*[_GOOD] * 4, detect("/predict/faulty")],
         "NereidWrongAnswers",
-        "answers wrongly for the model faulty",
         {200, 503},
         during=with_file("wrong"),
     ),
-    Fault([_GOOD], "NereidWorkersMissing", f"than should, now {WORKERS - 1}.", {200}, during=losing_a_worker, every=1),
-    Fault([encode(b"", "/livez", "GET")], "NereidWorkersDying", "end again and again", {0, 200}, during=losing_workers),
+    Fault([_GOOD], "NereidWorkersMissing", {200}, during=losing_a_worker, every=1),
+    Fault([encode(b"", "/livez", "GET")], "NereidWorkersDying", {200}, during=losing_workers),
     Fault(
         [_GOOD],
         "NereidErrors",
-        "with status 503",
         {200, 503},
         during=lambda watched: stopped(watched.triton.process),
         also="NereidTritonDown",
-        perhaps=[504],
     ),
 ]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.alert for fault in FAULTS])
 async def test_fault_sets_off_its_alert(watched: Watched, fault: Fault) -> None:
-    await watched.until_silent(fault.alert, *fault.never)
+    await watched.until(silent=[fault.alert, *fault.never])
     async with asking(watched.gateway, *fault.asked, every=fault.every) as statuses:
-        await asyncio.sleep(1)
+        await until(lambda: statuses)
         async with fault.during(watched):
-            said = await watched.until_firing(fault.alert)
-            await watched.until_firing(fault.also or fault.alert)
-            firing = await watched.firing()
+            firing = await watched.until(fault.alert, fault.also or fault.alert)
 
-    assert re.search(fault.says, said)
     assert firing.isdisjoint(fault.never)
-    assert fault.statuses <= set(statuses) <= {*fault.statuses, *fault.perhaps}
+    assert fault.statuses <= set(statuses)
 
 
 async def test_missing_default_model_is_a_page(watched: Watched, tmp_path: Path) -> None:
     """Triton answers, and nothing counts as a failure; a load balancer asks, and sends no requests."""
-    await watched.until_silent("NereidErrors", "NereidTritonDown")
+    await watched.until(silent=["NereidErrors", "NereidTritonDown"])
     with serving(watched.triton, tmp_path, settings={**_SETTINGS, "model": "nowhere"}, ready="/livez") as gateway:
         watched.aim(gateway.address.replace("127.0.0.1", "localhost"))
         async with asking(gateway, encode(b"", "/readyz", "GET"), _GOOD, every=0.5) as statuses:
-            await watched.until_firing("NereidNotReady")
-            firing = await watched.firing()
+            firing = await watched.until("NereidNotReady")
 
-    assert set(statuses) == {404, 503}
-    assert firing <= {"NereidNotReady", "NereidWorkersDying", "NereidSomeErrors"}
+    assert {404, 503} <= set(statuses)
+    assert firing.isdisjoint({"NereidErrors", "NereidTritonDown"})
 
 
 async def test_faults_of_one_gateway_of_several_and_of_both(watched: Watched, tmp_path: Path) -> None:
@@ -286,28 +275,21 @@ async def test_faults_of_one_gateway_of_several_and_of_both(watched: Watched, tm
         watched.aim(watched.gateway.address, gateway.address.replace("127.0.0.1", "localhost"))
         async with asking(gateway, *asked, every=0.1) as statuses:
             file.write_text("", encoding="utf-8")
-            said = {alert: await watched.until_firing(alert) for alert in ("NereidFileRefused", "NereidSearchDown")}
-            assert set(statuses) == {200, 503}
+            await watched.until("NereidFileRefused", "NereidSearchDown")
+            assert {200, 503} <= set(statuses)
+            assert 401 not in statuses
             file.write_text(operators, encoding="utf-8")
-            for alert in ("NereidUnauthorized", "NereidSomeTritonsDown"):
-                said[alert] = await watched.until_firing(alert)
+            await watched.until("NereidUnauthorized", "NereidSomeTritonsDown")
             file.write_text(f"{cameras}\n{operators}", encoding="utf-8")
-            await watched.until_silent("NereidUnauthorized", "NereidFileRefused")
+            await watched.until(silent=["NereidUnauthorized", "NereidFileRefused"])
         gateway.process.terminate()
-        said["NereidSomeDown"] = await watched.until_firing("NereidSomeDown")
-        firing = await watched.firing()
+        firing = await watched.until("NereidSomeDown")
         workers = watched.gateway.workers()
         watched.gateway.process.kill()
         await asyncio.to_thread(wait_until_gone, workers)
-        said["NereidDown"] = await watched.until_firing("NereidDown")
+        await watched.until("NereidDown")
         watched.aim()
-        await watched.until_firing("NereidNoTargets")
+        await watched.until("NereidNoTargets")
 
-    assert set(statuses) == {200, 401, 503}
+    assert 401 in statuses
     assert not firing & {"NereidDown", "NereidTritonDown", "NereidNoTargets"}
-    assert "The file api_keys of Nereid on localhost is not valid" in said["NereidFileRefused"]
-    assert "Search on localhost does not work" in said["NereidSearchDown"]
-    assert "have been refused with status 401, now" in said["NereidUnauthorized"]
-    assert f"the Triton at {nobody} has not answered Nereid on localhost." in said["NereidSomeTritonsDown"]
-    assert "Nereid on localhost does not answer, others do" in said["NereidSomeDown"]
-    assert "have failed on 127.0.0.1 localhost." in said["NereidDown"]

@@ -5,8 +5,9 @@ import re
 import signal
 import ssl
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from itertools import product
 from pathlib import Path
 from time import monotonic
@@ -21,19 +22,18 @@ from app.embedded.server import EmbeddedTriton
 from bench.harness.processes import ROOT, environment_of
 from bench.harness.triton import Triton, embedded_triton
 from tests.faults import models
-from tests.faults.conftest import RecordFigure
-from tests.faults.exchange import NO_ANSWER, Answer, ask, encode
+from tests.faults.exchange import NO_ANSWER, Answer, Line, ask, encode
 from tests.faults.meanwhile import every, meanwhile
-from tests.faults.relay import Line
 from tests.faults.serving import Gateway, serving_apart, stopped
 from tests.faults.test_resources import NEEDS_MOUNTS, on_a_full_disk
-from tests.faults.test_several_tritons import successor
 
 pytestmark = NEEDS_MOUNTS
 
 _CALLERS = 4
 _STEADY_SECONDS = 1.0
 """How long everything must be as the row says."""
+_PATIENCE = 4
+"""The times in the table are those of an idle machine."""
 _ALWAYS_LOGGED = {"request", "circuit closed"}
 _NAME, _HOST = "triton.example.org", "127.0.0.1"
 _SPOILT = ("empty", "missing", "wrong")
@@ -192,6 +192,22 @@ async def _(scene: Scene, name: str) -> AsyncIterator[None]:
     file.unlink()
 
 
+@contextmanager
+def successor(triton: Triton) -> Iterator[EmbeddedTriton]:
+    """Make a Triton that takes the place of another one once that was killed; stop it in the end."""
+
+    class Successor(EmbeddedTriton):
+        def claim(self) -> None:
+            triton.server.stop()
+            super().claim()
+
+    server = Successor(triton.settings)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
 async def end(scene: Scene, model: str = "faulty") -> EmbeddedTriton:
     """End Triton; return the one that can take its place, where a model must be ready."""
     settings = msgspec.structs.replace(scene.triton.settings, model=model)
@@ -328,16 +344,14 @@ async def staged(wanted: Cause, folder: Path) -> AsyncIterator[Scene]:
             yield Scene(folder, triton, line, gateway, environment, stack)
 
 
-async def until_same(scene: Scene, row: Row, answers: Answers, lines: int) -> float:
-    """Wait until all has been as a row says for a while; return how long it took to become so, seconds."""
+async def until_same(scene: Scene, row: Row, answers: Answers, lines: int, seconds: float) -> None:
+    """Wait until all has been as a row says for a while, on a busy machine longer than those seconds."""
     started = same_since = monotonic()
     while monotonic() < same_since + _STEADY_SECONDS:
-        differences = await scene.differences(row, answers, lines)
-        if differences:
+        if differences := await scene.differences(row, answers, lines):
             same_since = monotonic()
-            assert same_since < started + 2 * row.known + 30, differences
+            assert same_since < started + _PATIENCE * seconds + 30, differences
         await asyncio.sleep(0.1)
-    return same_since - started
 
 
 ROWS = list(read_rows())
@@ -346,24 +360,24 @@ _WELL = Row("", [{"200"}], "200", _WELL_HEALTH, ["triton_up 1", "api_circuit_ope
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.cause.replace(" ", "-") for row in ROWS])
-async def test_a_cause(row: Row, tmp_path: Path, record_figure: RecordFigure) -> None:
+async def test_everybody_sees_of_a_cause_what_its_row_says(row: Row, tmp_path: Path) -> None:
     wanted = CAUSES[row.cause]
     answers: Answers = []
     async with staged(wanted, tmp_path) as scene, meanwhile(*(scene.call(answers) for _ in range(_CALLERS))):
-        await until_same(scene, _WELL, answers, 0)
+        await until_same(scene, _WELL, answers, 0, row.well)
         usual = await scene.examine(sees_mounts=row.known > 0)  # otherwise the cause was there from the start
         for during in wanted.variants:
             answers.clear()
             lines = len(scene.gateway.log_lines())
             async with during(scene):
-                known = await until_same(scene, row, answers, lines)
-                told = {text for _, text in answers} - {"200"}
+                await until_same(scene, row, answers, lines, row.known)
+                told = Counter(text for _, text in answers)
                 found, logged = await scene.examine() - usual, scene.logged(lines)
-            well = await until_same(scene, _WELL, answers, lines)
-            record_figure(f"{row.cause}: known after, s", known, max(row.known, _STEADY_SECONDS))
-            record_figure(f"{row.cause}: well after, s", well, row.well)
+            await until_same(scene, _WELL, answers, lines, row.well)
 
-            assert told <= set.union(*row.callers)
+            # On a busy machine a deadline may pass at any time, for as many as ask at once.
+            assert {text for text, count in told.items() if count > _CALLERS} <= {"200"}.union(*row.callers)
+            assert not [text for text in told if text.startswith("500")]
             assert logged <= set.union(*row.log, _ALWAYS_LOGGED)
             assert found == row.doctor
 

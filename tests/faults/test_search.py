@@ -3,13 +3,13 @@
 import asyncio
 import itertools
 import json
+import shutil
 import signal
-from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import asyncpg
@@ -17,38 +17,90 @@ import psutil
 import pytest
 
 from app.settings.schema import Settings
-from tests.faults.conftest import RecordFigure
-from tests.faults.exchange import Answer, Connection, encode
-from tests.faults.fleet import Fleet
-from tests.faults.meanwhile import meanwhile
-from tests.faults.searching import (
-    ACKNOWLEDGED,
-    ALL_PARTS,
-    AWAY,
-    ONLY_VECTORS,
-    Counts,
-    Kind,
-    becomes,
-    get,
-    post,
-    searching,
-    until,
-)
-from tests.processes import has_ended
+from tests.fakes import models as small_models
+from tests.fakes import text_models
+from tests.faults.exchange import NO_ANSWER, Answer, Connection, ask, encode
+from tests.faults.fleet import Fleet, running_fleet
+from tests.faults.meanwhile import meanwhile, until
+from tests.postgres import database_home
+from tests.processes import PATIENCE_SECONDS, has_ended
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 
+ACKNOWLEDGED = {200, 201}
+AWAY = {NO_ANSWER, 408, 429, 503, 504}
+"""Statuses while something is away, or the machine is busy."""
 CLIENTS = 8
+
+
+class Counts(NamedTuple):
+    """What is there of an image."""
+
+    parts: int
+    vectors: int
+    lines: int
+
+
+# In each picture: a car and a person, each with a face, and a line of text.
+ALL_PARTS, ONLY_VECTORS = Counts(4, 5, 1), Counts(0, 1, 0)
+_WITH_PARTS = {"detect_near_duplicates": "false"}
+_WITHOUT_PARTS = {**_WITH_PARTS, "enable_detection": "false", "enable_faces": "false", "enable_ocr": "false"}
+
+
+def draw(number: int) -> bytes:
+    """Draw a picture with a bright background of its own."""
+    return small_models.scene("PNG", f"#{255 - number % 16:02x}{255 - number // 16 % 16:02x}{255 - number // 256:02x}")
+
+
+@contextmanager
+def searching(folder: Path, **settings: object) -> Iterator[Fleet]:
+    """Run `serve` with search, in two instances and with a PostgreSQL of its own, until the block ends."""
+    repository = folder / "models"
+    small_models.write(repository)
+    text_models.write(repository)
+    for model in repository.iterdir():  # a Triton that is restarted loads all that there are
+        if not model.name.startswith(("person_and_car", "faces", "ocr", "embedding")):
+            shutil.rmtree(model)
+    given = {"search": "on", "timeout_seconds": 20, "model": "person_and_car", "faces": "true", **settings}
+    with database_home() as home:
+        with running_fleet(repository, folder, settings={"database_home": home, **given}) as fleet:
+            yield fleet
+        Settings(database_home=str(home)).database_folder.rmdir()
+
+
+async def becomes(holds: Callable[[], Awaitable[object]]) -> None:
+    end = monotonic() + PATIENCE_SECONDS
+    while not await holds():
+        assert monotonic() < end
+        await asyncio.sleep(0.05)
+
+
+async def post(socket: Path, path: str, body: bytes = b"", method: str = "POST", **query: object) -> Answer:
+    """Ask an instance; a connection that is refused or broken is no answer."""
+    headers = {"Content_Type": "image/png"} if body else {}
+    try:
+        return await ask(f"unix:{socket}", encode(body, f"{path}?{urlencode(query)}", method, **headers))
+    except OSError:
+        return Answer(NO_ANSWER, {}, b"")
+
+
+async def get(fleet: Fleet, path: str, body: bytes = b"", method: str = "GET", **query: object) -> dict[str, Any]:
+    """Ask until there is an answer."""
+    end = monotonic() + PATIENCE_SECONDS
+    while (answer := await post(fleet.sockets[0], path, body, method, **query)).status in AWAY:
+        assert monotonic() < end
+        await asyncio.sleep(0.2)
+    assert answer.status in ACKNOWLEDGED | {202}, answer
+    return dict(json.loads(answer.body))
 
 
 class Ingest:
     """Clients that add pictures. Every third one is not sent again after a failure: it must be there in full, or not at all."""
 
-    def __init__(self, fleet: Fleet, kind: Kind, count: int) -> None:
-        self._fleet, self._kind = fleet, kind
+    def __init__(self, fleet: Fleet, options: Mapping[str, str], count: int) -> None:
+        self._fleet, self._options = fleet, options
         self._left = iter(range(count))
         self.acknowledged: set[str] = set()
         self.given_up: set[str] = set()
-        self.statuses: Counter[int] = Counter()
         self.is_over = False
 
     async def run(self) -> None:
@@ -57,17 +109,15 @@ class Ingest:
 
     async def _run_client(self, client: int) -> None:
         for number in self._left:
-            image_id, picture = f"image-{number}", self._kind.picture(number)
-            while not await self._add(client + number, image_id, picture):
+            while not await self._add(client + number, f"image-{number}", draw(number)):
                 if number % 3 == 0:
-                    self.given_up.add(image_id)
+                    self.given_up.add(f"image-{number}")
                     break
                 await asyncio.sleep(0.2)
 
     async def _add(self, turn: int, image_id: str, picture: bytes) -> bool:
         sockets = self._fleet.sockets or [Path("/nowhere")]  # for a moment, none listens
-        answer = await post(sockets[turn % len(sockets)], "/ingest", picture, image_id=image_id, **self._kind.options)
-        self.statuses[answer.status] += 1
+        answer = await post(sockets[turn % len(sockets)], "/ingest", picture, image_id=image_id, **self._options)
         if answer.status in ACKNOWLEDGED:
             assert json.loads(answer.body)["image_id"] == image_id
             self.acknowledged.add(image_id)
@@ -76,24 +126,17 @@ class Ingest:
         return False
 
 
-async def kill_each(fleet: Fleet, ingest: Ingest, count: int, kills: int, record: RecordFigure) -> None:
+async def kill_each(fleet: Fleet, ingest: Ingest, count: int) -> None:
     """Kill a worker, the database and Triton in turn, spread over the time in which so many images are added."""
-    victims: dict[str, Callable[[], psutil.Process | None]] = {
-        "worker": lambda: next(iter(fleet.workers()), None),
-        "database": fleet.database,
-        "Triton": fleet.triton,
-    }
-    for place, name in enumerate([*victims] * kills, 1):
-        share = count * place / (kills * len(victims) + 1)
+    victims = [lambda: next(iter(fleet.workers()), None), fleet.database, fleet.triton]
+    for place, victim in enumerate(victims, 1):
+        share = count * place / (len(victims) + 1)
         await until(lambda share=share: len(ingest.acknowledged) > share or ingest.is_over)  # type: ignore[misc]
-        await until(victims[name])
-        victim = victims[name]()
-        assert victim is not None
-        victim.kill()
-        await until(lambda victim=victim: has_ended(victim))  # type: ignore[misc]
-        before, killed = len(ingest.acknowledged), monotonic()
-        await until(lambda before=before: len(ingest.acknowledged) > before + CLIENTS or ingest.is_over)  # type: ignore[misc]
-        record(f"{name} killed: images are added again after, s", monotonic() - killed)
+        await until(victim)
+        process = victim()
+        assert process is not None
+        process.kill()
+        await until(lambda process=process: has_ended(process))  # type: ignore[misc]
 
 
 async def stored(fleet: Fleet) -> dict[str, Counts]:
@@ -117,82 +160,63 @@ async def stored(fleet: Fleet) -> dict[str, Counts]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("kind", "count", "kills"),
-    [
-        pytest.param(ONLY_VECTORS, 300, 1, marks=pytest.mark.system),
-        pytest.param(ALL_PARTS, 150, 1, marks=pytest.mark.system),
-        (ONLY_VECTORS, 4_000, 3),
-    ],
-    ids=["vectors", "all-parts", "many"],
-)
+@pytest.mark.system
+@pytest.mark.parametrize(("options", "count", "counts"), [(_WITHOUT_PARTS, 300, ONLY_VECTORS), (_WITH_PARTS, 150, ALL_PARTS)])
 async def test_acknowledged_image_is_there_once_with_all_its_parts(
-    tmp_path: Path, record_figure: RecordFigure, kind: Kind, count: int, kills: int
+    tmp_path: Path, options: Mapping[str, str], count: int, counts: Counts
 ) -> None:
-    with searching(kind, tmp_path) as fleet:
-        ingest = Ingest(fleet, kind, count)
+    with searching(tmp_path) as fleet:
+        ingest = Ingest(fleet, options, count)
         async with asyncio.TaskGroup() as group:
             group.create_task(ingest.run())
-            group.create_task(kill_each(fleet, ingest, count, kills, record_figure))
+            group.create_task(kill_each(fleet, ingest, count))
         found = await stored(fleet)
-        asked = [kind.picture(number) for number in range(1, count, count // 50)] if kind is ONLY_VECTORS else []
-        hits = [json.loads((await post(fleet.sockets[0], "/search/image", picture, top_k=1)).body)["results"] for picture in asked]
-    for status, requests in sorted(ingest.statuses.items()):
-        record_figure(f"{count} images, answers {status or 'none'}", requests)
+        hits = (await get(fleet, "/search/image", draw(count - 1), "POST", top_k=1))["results"]
 
     assert len(ingest.acknowledged | ingest.given_up) == count
     assert ingest.acknowledged <= found.keys() <= ingest.acknowledged | ingest.given_up
-    assert set(found.values()) == {kind.counts}
-    assert all(len(found) == 1 and found[0]["score"] > 0.999 for found in hits)
+    assert set(found.values()) == {counts}
+    assert [hit["score"] > 0.999 for hit in hits] == [True]
 
 
 @pytest.mark.system
-async def test_folder_is_indexed_although_its_worker_is_killed(tmp_path: Path, record_figure: RecordFigure) -> None:
+async def test_folder_is_indexed_although_its_worker_is_killed(tmp_path: Path) -> None:
     count = 300
     (folder := tmp_path / "pictures").mkdir()
     for number in range(count):
-        (folder / f"{number:05}.png").write_bytes(ONLY_VECTORS.picture(number))
-    with searching(ONLY_VECTORS, tmp_path, search_folders=folder) as fleet:
+        (folder / f"{number:05}.png").write_bytes(draw(number))
+    with searching(tmp_path, search_folders=folder) as fleet:
         await get(fleet, "/query/stats")  # search starts later than the others
-        query: dict[str, Any] = {"directory": folder, "wait": "false", **ONLY_VECTORS.options}
-        job = json.loads((await post(fleet.sockets[0], "/ingest/directory", **query)).body)
+        query: dict[str, Any] = {"directory": folder, "wait": "false", **_WITHOUT_PARTS}
+        job = await get(fleet, "/ingest/directory", method="POST", **query)
 
         async def progress() -> dict[str, Any]:
             return await get(fleet, f"/ingest/jobs/{job['job_id']}")
 
-        async def beyond(total: float) -> bool:
-            return float((await progress())["total"]) > total
+        async def is_beyond_a_third() -> bool:
+            return float((await progress())["total"]) > count / 3
 
         async def is_over() -> bool:
             return (await progress())["state"] in {"done", "failed"}
 
-        await becomes(lambda: beyond(count / 3))
-        killed, workers = monotonic(), fleet.workers()
+        await becomes(is_beyond_a_third)
+        workers = fleet.workers()
         for worker in workers:  # one of them has the job
             worker.kill()
         await until(lambda: all(map(has_ended, workers)))
-        before = (await progress())["total"]
-        await becomes(lambda: beyond(before))
-        record_figure("worker killed: the folder is indexed on after, s", monotonic() - killed)
         await becomes(is_over)
         ended = await progress()
         found = await stored(fleet)
 
     assert (ended["state"], ended["total"], ended["total_files"], ended["errors_count"]) == ("done", count, count, 0)
     assert ended["duplicates"] <= 64, "it went back further than to the last chunk"
-    assert found == {f"{number:05}.png": Counts(0, 1, 0) for number in range(count)}
+    assert found == {f"{number:05}.png": ONLY_VECTORS for number in range(count)}
 
 
 def search_of(fleet: Fleet) -> psutil.Process:
     """Return the parent of the worker that searches."""
     (process,) = [each for each in fleet.instances() if each.name() == "search"]
     return process
-
-
-def database_of(fleet: Fleet) -> psutil.Process:
-    database = fleet.database()
-    assert database is not None
-    return database
 
 
 def is_answered(answer: Answer) -> bool:
@@ -203,20 +227,10 @@ def is_answered(answer: Answer) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("victim", "begin", "end"),
-    [
-        (search_of, signal.SIGSTOP, signal.SIGCONT),
-        (search_of, signal.SIGSTOP, 0),  # the gateway itself sees to its end
-        (search_of, signal.SIGKILL, 0),
-        (database_of, signal.SIGSTOP, signal.SIGCONT),
-    ],
-    ids=["stopped", "stopped-for-good", "killed", "database-stopped"],
-)
-async def test_detection_goes_on_while_search_is_away(
-    tmp_path: Path, record_figure: RecordFigure, victim: Callable[[Fleet], psutil.Process], begin: int, end: int
-) -> None:
-    request = encode(ONLY_VECTORS.picture(0), f"/ingest?{urlencode(ONLY_VECTORS.options)}", Content_Type="image/png")
+@pytest.mark.parametrize("is_continued", [True, False])
+async def test_detection_goes_on_while_search_hangs(tmp_path: Path, *, is_continued: bool) -> None:
+    """A hanging process that nobody continues is killed and started again by the gateway."""
+    request = encode(draw(0), f"/ingest?{urlencode(_WITHOUT_PARTS)}", Content_Type="image/png")
     numbers = itertools.count(1)
     detected = 0
 
@@ -224,18 +238,18 @@ async def test_detection_goes_on_while_search_is_away(
         nonlocal detected
         async with await Connection.open(f"unix:{socket}") as connection:
             while True:
-                answer = await connection.ask(encode(ONLY_VECTORS.picture(7), Content_Type="image/png"))
+                answer = await connection.ask(encode(draw(7), Content_Type="image/png"))
                 assert answer.status == 200, answer
                 detected += 1
 
     async def search() -> set[bool]:
         """Ask a worker, itself ready, whether search is; add two images, one while its vector is asked for, and search."""
         number, (one, other) = next(numbers), fleet.sockets
-        picture = ONLY_VECTORS.picture(number)
+        picture = draw(number)
         report, probe, *answers = await asyncio.gather(
             post(other, "/ready", method="GET"),
             post(other, "/readyz", method="GET"),
-            post(one, "/ingest", picture, image_id=number, **ONLY_VECTORS.options),
+            post(one, "/ingest", picture, image_id=number, **_WITHOUT_PARTS),
             post(other, "/embed/image", picture, index="true", image_id=f"embedded-{number}"),
             post(one, "/search/image", picture),
         )
@@ -250,24 +264,20 @@ async def test_detection_goes_on_while_search_is_away(
             with suppress(psutil.NoSuchProcess):
                 each.send_signal(number)
 
-    with searching(ONLY_VECTORS, tmp_path) as fleet:
+    with searching(tmp_path) as fleet:
         workers = [worker for each in fleet.instances() if each != search_of(fleet) for worker in fleet.workers_of(each)]
         async with meanwhile(*map(detect, fleet.sockets * 6)), await Connection.open(f"unix:{fleet.sockets[0]}") as connection:
             await becomes(lambda: is_available(wanted=True))
             await connection.send(request[:-1])
-            process = victim(fleet)
+            process = search_of(fleet)
             family = [process, *process.children(recursive=True)]
-            send(begin)
+            send(signal.SIGSTOP)
             async with asyncio.TaskGroup() as group:
                 under_way = group.create_task(connection.ask(request[-1:]))
                 group.create_task(becomes(lambda: is_available(wanted=False)))
             assert not is_answered(under_way.result())
-            if end:
-                enough = detected + 500
-                await becomes(lambda: is_available(wanted=False, detections=enough))
-                send(end)
-            began, enough = monotonic(), detected + 500
-            await becomes(lambda: is_available(wanted=True))
-            record_figure("search is back after, s", monotonic() - began)
-            await becomes(lambda: is_available(wanted=True, detections=enough))
+            if is_continued:
+                await becomes(lambda enough=detected + 500: is_available(wanted=False, detections=enough))  # type: ignore[misc]
+                send(signal.SIGCONT)
+            await becomes(lambda enough=detected + 500: is_available(wanted=True, detections=enough))  # type: ignore[misc]
         assert not any(map(has_ended, workers))

@@ -22,9 +22,9 @@ from tests.deploy.test_triton_options import NEWER
 from tests.deploy.units import triton_command
 from tests.faults import models
 from tests.faults.exchange import ask, encode
+from tests.faults.meanwhile import traffic
 from tests.faults.serving import gateway_to
 from tests.faults.test_several_tritons import until_share
-from tests.faults.traffic import traffic
 from tests.support import triton_home
 
 _REQUESTS = 300
