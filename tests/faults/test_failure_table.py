@@ -360,7 +360,7 @@ _WELL = Row("", [{"200"}], "200", _WELL_HEALTH, ["triton_up 1", "api_circuit_ope
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.cause.replace(" ", "-") for row in ROWS])
-async def test_everybody_sees_of_a_cause_what_its_row_says(row: Row, tmp_path: Path) -> None:
+async def test_cause_is_seen_as_its_row_says(row: Row, tmp_path: Path) -> None:
     wanted = CAUSES[row.cause]
     answers: Answers = []
     async with staged(wanted, tmp_path) as scene, meanwhile(*(scene.call(answers) for _ in range(_CALLERS))):
