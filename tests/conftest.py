@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shutil
 import signal
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,9 +35,9 @@ from tests import leftovers
 from tests.fakes import classifiers, models, text_models
 from tests.fakes.triton import FakeTriton, serving
 from tests.leftovers import Run
-from tests.postgres import Postgres16, Server, running
+from tests.postgres import Postgres16, Server, shared_server
 from tests.processes import PATIENCE_SECONDS
-from tests.shared import one_process_at_a_time, shared
+from tests.shared import leave, one_process_at_a_time, share
 from tests.support import ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, started, triton_home
 
 # A re-export of the published network, which cannot be downloaded everywhere.
@@ -134,6 +135,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
     yield
     DECODERS.close()
+    leave()
     run = session.config.stash.get(_RUN, None)
     if run is None:
         return
@@ -159,7 +161,7 @@ def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of all processes of the run."""
     folder = tmp_path_factory.getbasetemp()
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "common"
@@ -199,12 +201,13 @@ def text_networks() -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def repository(common: Path, networks: dict[str, Path]) -> Path:
+def repository(run_folder: Path, networks: dict[str, Path]) -> Path:
     """A model repository for the run: the project's models, as far as they are available, and the small ones."""
-    folder, unfinished = common / "repository", common / "unfinished"
-    with one_process_at_a_time(common):
+    folder, unfinished = run_folder / "repository", run_folder / "unfinished"
+    with one_process_at_a_time(run_folder):
         if folder.exists():
             return folder
+        shutil.rmtree(unfinished, ignore_errors=True)
         install(ROOT / ".triton")
         entries = registry.load()
         for name, network in networks.items():
@@ -217,10 +220,10 @@ def repository(common: Path, networks: dict[str, Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def settings(repository: Path, common: Path) -> Settings:
+def settings(repository: Path, run_folder: Path) -> Settings:
     """Settings for the run's Triton, apart from a server that may be running here."""
-    with one_process_at_a_time(common):
-        home = common / "triton"
+    with one_process_at_a_time(run_folder):
+        home = run_folder / "triton"
         if not home.exists():
             home.mkdir()
             triton_home(home)
@@ -237,11 +240,11 @@ def served_models(server: EmbeddedTriton, settings: Settings) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def triton(settings: Settings, common: Path) -> Iterator[EmbeddedTriton]:
+def triton(settings: Settings, run_folder: Path) -> EmbeddedTriton:
     """The run's Triton, which tests only ask: those of other processes ask it, too."""
     server = EmbeddedTriton(settings)
-    with shared(common / "one-triton", partial(served_models, server, settings)):
-        yield server
+    share(run_folder / "one-triton", partial(served_models, server, settings))
+    return server
 
 
 @pytest.fixture
@@ -270,17 +273,15 @@ async def faces(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[htt
 
 
 @pytest.fixture(scope="session")
-def postgres(common: Path) -> Iterator[Server]:
+def postgres(run_folder: Path) -> Server:
     """The run's PostgreSQL, with a migrated database from which those of tests are copied."""
-    with running(common / "postgres") as server:
-        yield server
+    return shared_server(run_folder / "postgres")
 
 
 @pytest.fixture(scope="session")
-def postgres16(common: Path) -> Iterator[Server]:
+def postgres16(run_folder: Path) -> Server:
     """The same of the oldest version that may be used."""
-    with running(common / "postgres16", Postgres16) as server:
-        yield server
+    return shared_server(run_folder / "postgres16", Postgres16)
 
 
 @pytest.fixture

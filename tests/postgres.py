@@ -16,7 +16,7 @@ import asyncpg
 from app.embedded.postgres.install import install
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.settings.schema import Settings
-from tests.shared import shared
+from tests.shared import share
 from tests.support import ROOT
 
 FOLDERS = ("pginstall18", "pginstall")
@@ -94,12 +94,10 @@ def name_of(url: str) -> str:
     return url.partition("?")[0].rpartition("/")[2]
 
 
-@contextmanager
-def running(folder: Path, program: type[EmbeddedPostgres] = EmbeddedPostgres) -> Iterator[Server]:
-    """Run one server without `fsync` for all processes of a run, which know the folder."""
-    with shared(folder, partial(_serve, program)) as home:
-        settings = Settings(database_home=home)
-        yield Server(settings, program(settings))
+def shared_server(folder: Path, program: type[EmbeddedPostgres] = EmbeddedPostgres) -> Server:
+    """Return the one server, without `fsync`, of all processes of a run, which know the folder."""
+    settings = Settings(database_home=share(folder, partial(_serve, program)))
+    return Server(settings, program(settings))
 
 
 @contextmanager

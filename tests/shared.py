@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
+_USED = ExitStack()
+"""What this process uses until the run has ended."""
+
 
 @contextmanager
 def one_process_at_a_time(folder: Path) -> Iterator[Path]:
@@ -14,22 +17,25 @@ def one_process_at_a_time(folder: Path) -> Iterator[Path]:
         yield folder
 
 
-@contextmanager
-def shared(folder: Path, serve: Callable[[], AbstractContextManager[str]]) -> Iterator[str]:
-    """Let the first process that comes here serve for all, until the last one has left; all get the text that it yields.
+def share(folder: Path, serve: Callable[[], AbstractContextManager[str]]) -> str:
+    """Let the first process that comes here serve for all until `leave`; all get the text that it yields.
 
-    The folder is known to all of them.
+    The folder is known to all of them. If the first process dies, which ends its servers, the next one that comes serves.
     """
-    served = folder / "served"
-    with ExitStack() as stack:
-        with one_process_at_a_time(folder):
-            users = stack.enter_context((folder / "users").open("w"))
-            if is_first := not served.exists():
-                served.write_text(stack.enter_context(serve()), encoding="utf-8")
-            text = served.read_text(encoding="utf-8")
-            fcntl.flock(users, fcntl.LOCK_SH)
-        yield text
-        if is_first:
-            with one_process_at_a_time(folder):
-                served.unlink()
-                fcntl.flock(users, fcntl.LOCK_EX)  # the others have left
+    with one_process_at_a_time(folder):
+        server, users = (_USED.enter_context((folder / name).open("a+", encoding="utf-8")) for name in ("server", "users"))
+        try:
+            fcntl.flock(server, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = (folder / "text").read_text(encoding="utf-8")
+        else:
+            text = _USED.enter_context(serve())
+            (folder / "text").write_text(text, encoding="utf-8")
+            _USED.callback(fcntl.flock, users, fcntl.LOCK_EX)  # when the others have left
+        fcntl.flock(users, fcntl.LOCK_SH)
+    return text
+
+
+def leave() -> None:
+    """End what this process serves, once the others have left, too. No limit of a test holds here."""
+    _USED.close()

@@ -179,6 +179,8 @@ def identify(data: bytes) -> str:
         raise UnsupportedFormat("the data is a PDF, not an image; send its pages as JPEG or PNG")
     if data.startswith(b"--") and b"form-data" in data[:512].lower():
         raise UnsupportedFormat("the data is a form, not an image; let the HTTP client write its Content-Type: multipart/form-data")
+    if data[:64].lstrip().startswith(b"{"):
+        raise UnsupportedFormat("the data is JSON, not an image; send it with Content-Type: application/json")
     if found is None:
         raise UnsupportedFormat(f"the data is not an image in a supported format ({', '.join(_MAGIC.groupindex)})")
     name = str(found.lastgroup)

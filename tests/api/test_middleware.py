@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from litestar import Litestar, get
+from litestar.exceptions import HTTPException
 from litestar.types import Receive, Scope, Send
 from structlog.testing import CapturedCall
 
@@ -227,5 +228,6 @@ async def test_unexpected_exception_tells_the_caller_nothing(monkeypatch: pytest
     assert (problem["status"], problem["code"]) == (500, "internal_error")
     assert "ZeroDivision" not in response.text
     assert "secret" not in response.text
+    assert "secret" not in (await problem_of(HTTPException("secret", status_code=409)))[0].text
     assert unexpected[0].kwargs["exc_info"] == error
     assert unexpected[0].kwargs["request_id"] == problem["request_id"] == log[0].kwargs["request_id"]

@@ -8,6 +8,7 @@ import base64
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 import grpc
@@ -23,7 +24,9 @@ from app.api.routes import ModelRoute
 from app.api.search import routes
 from app.main import create_app
 from app.pipeline.pipeline import Pipeline
-from app.resilience.fairness import ANYBODY
+from app.resilience.deadline import Deadline
+from app.resilience.fairness import ANYBODY, Caller, Turn
+from app.resilience.lease import Lease
 from app.settings.schema import DIALECTS
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
@@ -214,6 +217,21 @@ async def test_bodies_that_may_have_a_key(gateway: Gateway) -> None:
     assert [answer.status for answer in await asyncio.gather(*sending)] == [408] * 8
     assert (await call(gateway.app, receiving(broken), path, [JPEG])).status == 401
     assert gateway.world.admission.own_bytes == 0
+
+
+async def test_key_in_a_body_has_two_seconds_to_be_found(gateway: Gateway) -> None:
+    """However long the request may take; and the work of finding it takes no thread from other requests."""
+    path, busy, body = "/deepstack/v1/vision/detection?timeout_ms=30000", Event(), chunk(b"--b--")
+    with Lease() as lease:
+        threads = gateway.world.pipeline.apart_threads
+        callers = (ANYBODY, Caller("other"))  # the second one takes the thread for callers that have no other work
+        holding = [asyncio.create_task(threads.run(busy.wait, Deadline.after(100), lease, turn=Turn(caller))) for caller in callers]
+        asking = [asyncio.create_task(call(gateway.app, staying(body), path, [FORM, *key])) for key in ([], [CAMERA])]
+        assert (await asking[1]).status == 400
+        await gateway.world.time.skip(2)
+        assert (await asking[0]).status == 408
+        busy.set()
+        await asyncio.gather(*holding)
 
 
 async def test_body_that_takes_long_to_read_is_not_read(gateway: Gateway) -> None:

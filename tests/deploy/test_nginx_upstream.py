@@ -81,7 +81,7 @@ def proxy(published: int, disk: int, tmp_path: Path) -> Iterator[Proxy]:
         made = prepare([urlsplit(url).netloc] * INSTANCES, tmp_path, changes)
         port = made.local_url.rpartition(":")[2]
         text = (SHIPPED / "local.compose.conf").read_text(encoding="utf-8")
-        text = text.replace("listen 4604", f"listen 127.0.0.1:{published}").replace("127.0.0.1:4603", f"127.0.0.1:{port}")
+        text = text.replace("127.0.0.1:4603", f"127.0.0.1:{port}").replace("listen 4604", f"listen 127.0.0.1:{published}")
         with (tmp_path / "upstream.conf").open("a", encoding="utf-8") as file:
             file.write(text)
         (body := tmp_path / "body").mkdir()

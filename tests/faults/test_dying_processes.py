@@ -156,17 +156,29 @@ async def test_late_process_of_a_model_gives_no_answer_of_another_image(
                 answered = counted.statuses[200] + 200
                 await until(lambda answered=answered: counted.statuses[200] > answered)  # type: ignore[misc]
                 await until(lambda: fleet.stubs("checksum"))
+            triton = fleet.triton()
+            assert triton is not None
+            fleet.stubs("checksum")[0].kill()  # the other one goes on, but is not enough
+            await until(lambda: has_ended(triton))
+            await until(lambda: len(fleet.stubs("checksum")) == 2)
+            await counted.until(counted.requests + 200)
 
 
 @pytest.mark.system
 async def test_workers_are_renewed_without_a_loss(fault_repository: Path, tmp_path: Path) -> None:
     """Those that use too much memory, here all of them, and those of an instance that gets SIGHUP."""
-    settings = {"worker_max_memory_mb": 10, "timeout_seconds": 20}
+    settings = {"worker_max_memory_mb": 10, "timeout_seconds": 20, "body_seconds": 60}
     with running_fleet(fault_repository, tmp_path, settings=settings) as fleet, behind_nginx(fleet) as url:
         first = set(fleet.workers())
         async with asking(fleet, url) as counted:
-            fleet.instances()[0].send_signal(signal.SIGHUP)
-            await until(lambda: len(set(fleet.workers()) & first) == 1)
+            request = encode(_IMAGE, Content_Type="image/png")
+            async with await Connection.open(f"unix:{fleet.sockets[0]}") as upload:
+                await upload.send(request[:-1])
+                fleet.instances()[0].send_signal(signal.SIGHUP)
+                await until(lambda: set(fleet.workers()) - first)
+                await upload.send(request[-1:])
+                assert (await upload.receive()).status == 200
+            await until(lambda: len(set(fleet.workers()) & first) <= 1)
             hung_up = set(fleet.workers())
             await until(lambda: not set(fleet.workers()) & (hung_up | first))
             await counted.until(counted.requests + 500)

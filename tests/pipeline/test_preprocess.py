@@ -19,7 +19,7 @@ from app.model.spec import ModelSpec, from_triton_config
 from app.resilience.lease import Lease
 from app.triton.transport import InputBuffer, Transport
 from tests.fakes.triton import CONFIG
-from tests.imaging.samples import RGB, encode, exif_of, png, store
+from tests.imaging.samples import GREY, RGB, encode, exif_of, png, store
 from tests.support import fill, sample_image, workspace
 
 NOISE = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
@@ -136,6 +136,7 @@ def copies(indices: NDArray[np.uint8], palette: NDArray[np.uint8], orientation: 
     by_mode["RGBA"] = by_mode["RGB"].convert("RGBA")
     if (pixels == pixels[:, :, :1]).all():
         by_mode |= {"L": grey, "LA": grey.convert("LA")}
+        yield "grey PNG of 16 bits", png(width, height, 16, GREY, deep[:, :, 0].astype(">u2").tobytes())
         if {*pixels.flat} <= {0, 255}:
             by_mode["1"] = grey.convert("1")
     for mode, image in by_mode.items():

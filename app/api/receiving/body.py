@@ -79,8 +79,6 @@ def parse_body(
         parsed = parse_urlencoded(data, fields)
     else:
         parsed = ParsedBody(data, [])
-    if declared in {MULTIPART, URLENCODED} and not kind.ignores_unknown:
-        parsed = parsed._replace(parameters=[pair for pair in parsed.parameters if pair[1]])
     urls = [value for name, value in parsed.parameters if name == "url"]
     has_url = any("".join(url).strip() for url in urls)
     if has_url and parsed.image:
@@ -238,7 +236,7 @@ def decode_base64(encoded: str) -> bytes:
     At most two copies of the text are in memory, in addition to the text or the result. Raise MalformedRequest for anything else.
     """
     head = encoded[:64]
-    start = len(head) - len(head.lstrip())
+    start = len(head) - len(head.lstrip(" \t\r\n"))
     if encoded[start : start + 5].lower() == "data:":
         start = encoded.find(",") + 1 or len(encoded)
     with suppress(msgspec.ValidationError):

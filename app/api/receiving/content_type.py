@@ -3,11 +3,14 @@
 import re
 from functools import lru_cache
 
+from app.errors import MalformedRequest
+
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"
 """The type of a form; also curl's default for any data."""
-_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]*)"|([^\s;"]*))', re.IGNORECASE)
+_OPTION = re.compile(r';\s*([\w-]+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|([^\s;"]*))', re.ASCII)
+_ESCAPE = re.compile(r"\\(.)")
 
 
 @lru_cache(64)  # asked several times per request
@@ -23,6 +26,13 @@ def body_type(content_type: str, data: bytes) -> str:
 
 
 def boundary_of(content_type: str) -> str:
-    """Return the boundary of a form; also one with characters that should be quoted and are not, as several programs send it."""
-    found = _BOUNDARY.search(content_type)
-    return (found[1] or found[2]) if found else ""
+    """Return the boundary of a form; also one with characters that should be quoted and are not, as several programs send it.
+
+    Raise MalformedRequest for two: a proxy might have seen another form.
+    """
+    found = [
+        _ESCAPE.sub(r"\1", quoted) or plain for name, quoted, plain in _OPTION.findall(content_type) if name.lower() == "boundary"
+    ]
+    if len(found) > 1:
+        raise MalformedRequest("the Content-Type header has more than one boundary")
+    return found[0] if found else ""

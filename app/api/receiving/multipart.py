@@ -44,7 +44,8 @@ def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]
                         chunks.append(bytes(event))
                     else:
                         content, chunks = b"".join(chunks), []
-                        yield Part(_to_name(name), file_name and _to_name(file_name), content)
+                        if content or file_name != "":  # a browser sends a file that nobody has chosen
+                            yield Part(_to_name(name), file_name and _to_name(file_name), content)
     except ValueError as error:  # includes MultipartError and UnicodeError
         # `from None`, because the log must not contain the parser's message, which quotes the body.
         raise MalformedRequest(_describe_defect(error, data, boundary, max_parts)) from None
