@@ -133,9 +133,9 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
+    leave()  # before a process of the run tells that it has ended
     yield
     DECODERS.close()
-    leave()
     run = session.config.stash.get(_RUN, None)
     if run is None:
         return

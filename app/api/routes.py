@@ -40,8 +40,8 @@ class ModelRoute(HTTPRouteHandler):
         """Describe a route, whose parameters `model` and `version` name the model.
 
         `task` is that of the default model; None if the body has to name one. `takes`: one image, one or several, or none. Of no
-        `media_types`, what is no form or JSON may be an image, whatever type is declared. The API key may also be in the query, with `body` in the body,
-        too. GET runs no model.
+        `media_types`, what is no form or JSON may be an image, whatever type is declared. The API key may also be in the query,
+        with `body` in the body, too. GET runs no model.
         """
         methods = [HttpMethod.POST, *([HttpMethod.GET] if is_get else [])]
         super().__init__(path, http_method=methods, status_code=200, **options)

@@ -52,7 +52,7 @@ def document(image: object = BASE64.decode(), **members: object) -> bytes:
     [
         (form(part("image", IMAGE), part("boxes", b"coco")), "Multipart/Form-Data ; boundary=b", IMAGE, COCO),
         # The parser does not decide which of several values counts.
-        (form(part("x", b""), part("image", IMAGE), *[part("x", b"1")] * 14), TYPE, IMAGE, [("x", "1")] * 14),
+        (form(part("x", b""), part("image", IMAGE), *[part("x", b"1")] * 14), TYPE, IMAGE, [("x", ""), *[("x", "1")] * 14]),
         # Text in a field is base64, a data URL or an address, as in JSON, unless it has a file name.
         (form(part("image", BASE64), part("boxes", b"coco")), TYPE, IMAGE, COCO),
         (form(part("file", BASE64, filename="a.txt")), TYPE, BASE64, []),
@@ -65,13 +65,13 @@ def document(image: object = BASE64.decode(), **members: object) -> bytes:
             IMAGE,
             [],
         ),  # should be quoted
-        # A browser sends what nobody has filled.
-        (form(part("url", b""), part("file", b"", filename=""), part("image", IMAGE), part("iou", b"")), TYPE, IMAGE, []),
+        # A browser sends what nobody has filled or chosen.
+        (form(part("file", b"", filename=""), part("image", IMAGE), part("x", b"", filename="")), TYPE, IMAGE, []),
         # curl declares anything as a form unless it is told a type.
         (IMAGE, URLENCODED, IMAGE, []),
         (document(boxes="coco"), URLENCODED, IMAGE, COCO),
         # Escapes are decoded, but a plus sign in base64 stays one.
-        (b"image=AP%2Bf%2f/+A&x=a+b%2C2&b=&c", URLENCODED, b"\0\xff\x9f\xff\xff\x80", [("x", "a b,2")]),
+        (b"image=AP%2Bf%2f/+A&x=a+b%2C2&b=&c", URLENCODED, b"\0\xff\x9f\xff\xff\x80", [("x", "a b,2"), ("b", ""), ("c", "")]),
         (document(f"DATA:image/jpeg;BASE64,{BASE64.decode()}"), "Application/JSON; charset=utf-8", IMAGE, []),
         (document(f" \r\ndata:;base64,{BASE64.decode()}"), JSON, IMAGE, []),
         (document("-_8"), JSON, b"\xfb\xff", []),  # as in URLs
@@ -108,6 +108,7 @@ MALFORMED: list[tuple[str, str, list[bytes]]] = [
     (TYPE, f"a file in the field '{'n' * 64}'; expected", [form(part("n" * 70, IMAGE, filename="a.jpg"))]),
     ('multipart/form-data; boundary="b', "has no boundary", [SENT]),
     ("multipart/form-data; boundary=c", "does not occur in the body", [SENT]),
+    ('multipart/form-data; x="; boundary=c"; boundary=b; boundary=c', "more than one boundary", [SENT]),
     (TYPE, "not well formed: maximum part header count exceeded", [headed(HEADER + b"\r\nX: x" * 20)]),
     (TYPE, "a part has no name; expected", [headed(HEADER[:30]), headed(HEADER[:-6] + b'""')]),
     (TYPE, "the form has line breaks of LF; they must be CR LF", [b"--b\nContent"]),

@@ -62,6 +62,8 @@ async def test_response_is_complete_however_the_image_is_sent(client: httpx.Asyn
             headers = {"Content-Type": kind, "Content-Encoding": encoding}
             answer = json(await client.post("/detect", content=gzip.compress(data) if encoding else data, headers=headers))
             assert [answer[part] for part in ("detections", "image", "model")] == [cat["detections"], cat["image"], cat["model"]]
+    unfilled = {"confidence": "", "classes": "", "url": "", "model": ""}
+    assert json(await client.post("/detect", files={"image": CAT}, data=unfilled))["detections"] == cat["detections"]
 
 
 async def test_invalid_request_is_a_problem_with_its_own_code(client: httpx.AsyncClient) -> None:

@@ -30,9 +30,8 @@ def boundary_of(content_type: str) -> str:
 
     Raise MalformedRequest for two: a proxy might have seen another form.
     """
-    found = [
-        _ESCAPE.sub(r"\1", quoted) or plain for name, quoted, plain in _OPTION.findall(content_type) if name.lower() == "boundary"
-    ]
-    if len(found) > 1:
+    options = _OPTION.findall(content_type)
+    boundaries = [_ESCAPE.sub(r"\1", quoted) or plain for name, quoted, plain in options if name.lower() == "boundary"]
+    if len(boundaries) > 1:
         raise MalformedRequest("the Content-Type header has more than one boundary")
-    return found[0] if found else ""
+    return boundaries[0] if boundaries else ""
