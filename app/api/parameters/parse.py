@@ -104,10 +104,7 @@ def split_classes(classes: str | list[str] | None) -> list[str] | None:
 
 
 def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
-    """Convert name-value pairs to parameters of a kind, without empty ones unless it is a dialect's.
-
-    Raise InvalidParameter, or UnknownModel for what can be no model's name.
-    """
+    """Convert name-value pairs to parameters of a kind; raise InvalidParameter, or UnknownModel for what can be no model's name."""
     if not pairs:
         defaults: P = _defaults(kind)
         return defaults
@@ -125,8 +122,6 @@ def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
         if len(text := ",".join(both)) > limit:
             raise InvalidParameter(f"{name}: longer than {limit} characters")
         values[name] = both if name in kind.repeatable and (name in values or isinstance(value, list)) else text
-    if not kind.ignores_unknown:  # a browser sends the fields of a form that nobody has filled
-        values = {name: value for name, value in values.items() if value != ""}
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
