@@ -63,11 +63,11 @@ class Examined:
         assert isinstance(fake, OneModel)
         return fake
 
-    async def asked(self, seconds: float) -> int:
+    async def asked(self, seconds: int) -> int:
         """Let time pass; return how often the first Triton was asked meanwhile."""
         before = self.fake.questions
-        for _ in range(round(seconds)):
-            await self.world.time.skip(1)
+        for step in [5] * (seconds // 5) + [1] * (seconds % 5):
+            await self.world.time.skip(step)
             await self.settle()
         return self.fake.questions - before
 

@@ -57,7 +57,7 @@ async def is_alive(connection: Connection) -> bool:
     ("request_", "expected"),
     [
         (head("Content-Type: image/jpeg"), (401, "unauthorized")),
-        (head(KEY, "Content-Type: text/html"), (415, "unsupported_media_type")),
+        (head(KEY, "Content-Encoding: br"), (415, "unsupported_media_type")),
         (head(KEY, length=7 * 2**20), (413, "body_too_large")),
     ],
     ids=["401", "415", "413"],
