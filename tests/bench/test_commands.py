@@ -140,9 +140,8 @@ def test_faces_are_compared_with_the_network_alone(
     face_networks: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = registry.load()
-    monkeypatch.setattr(
-        faces, "download", lambda entry, _: next(face_networks[one] for one in face_networks if entries[one] == entry)
-    )
+    file_of = lambda entry, _: next(face_networks[name] for name in face_networks if entries[name] == entry)  # noqa: E731
+    monkeypatch.setattr(faces, "download", file_of)
 
     assert main(["faces", str(SAMPLE_FOLDER)]) == 0
     assert re.search(r"differ by at most 0\.00\d\d px from the network alone", capsys.readouterr().out)
