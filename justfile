@@ -129,7 +129,7 @@ mutants *args: _setup
 smoke: _setup
     @python -m pytest -q -m system -o timeout=600 -o faulthandler_timeout=660 tests/system/test_smoke.py
 
-# Inject faults and hostile input into real processes, for at most 45 minutes; nginx and Prometheus must be installed
+# Inject faults and hostile input into real processes; nginx and Prometheus must be installed
 [group('develop')]
 [positional-arguments]
 faults *args: _setup

@@ -177,11 +177,11 @@ def identify(data: bytes) -> str:
         raise UnsupportedFormat("the image is a JPEG 2000 or JPEG XL, which is not supported; convert it to JPEG or PNG")
     if data.startswith(b"%PDF-"):
         raise UnsupportedFormat("the data is a PDF, not an image; send its pages as JPEG or PNG")
-    if data.startswith(b"--") and b"form-data" in data[:512].lower():
-        raise UnsupportedFormat("the data is a form, not an image; let the HTTP client write its Content-Type: multipart/form-data")
-    if data[:64].lstrip().startswith(b"{"):
-        raise UnsupportedFormat("the data is JSON, not an image; send it with Content-Type: application/json")
     if found is None:
+        if data.startswith(b"--") and b"form-data" in data[:512].lower():
+            raise UnsupportedFormat("the data is a form, not an image; let the HTTP client write its Content-Type: multipart/form-data")
+        if data[:64].lstrip().startswith(b"{"):
+            raise UnsupportedFormat("the data is JSON, not an image; send it with Content-Type: application/json")
         raise UnsupportedFormat(f"the data is not an image in a supported format ({', '.join(_MAGIC.groupindex)})")
     name = str(found.lastgroup)
     if name == "HEIC" and not apart.HAS_HEIC:

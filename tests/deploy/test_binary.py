@@ -29,7 +29,8 @@ from tests.support import ROOT, free_port, json, sample_image
 pytestmark = pytest.mark.packages
 
 MAX_BYTES = 105_000_000  # of which ONNX Runtime, with which `add` checks models, has 12
-DATA = "/root/.local/share/nereid"
+HOME = "/root"  # of the only user in the bare system
+DATA = f"{HOME}/.local/share/nereid"
 # Mounts end with the namespace, which ends with the program.
 _ENTER = (
     'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && mount --bind -o ro "$0/srv" "$0/mnt" && exec chroot "$0" "$@"'
@@ -51,7 +52,7 @@ class Bare(NamedTuple):
 
 def environ(settings: Mapping[str, object]) -> dict[str, str]:
     """Return an environment without Python's variables, plus settings."""
-    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"} | {name: str(value) for name, value in settings.items()}
+    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": HOME} | {name: str(value) for name, value in settings.items()}
 
 
 def make_bare(root: Path, *packages: str) -> Bare:

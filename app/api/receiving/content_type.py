@@ -9,7 +9,7 @@ MULTIPART = "multipart/form-data"
 JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"
 """The type of a form; also curl's default for any data."""
-_OPTION = re.compile(r';\s*([\w-]+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|([^\s;"]*))', re.ASCII)
+_OPTION = re.compile(r';\s*([\w-]+)\s*=\s*(?:"((?:\\.|[^"\\])*+)"|([^\s;"]*))', re.ASCII)
 _ESCAPE = re.compile(r"\\(.)")
 
 
