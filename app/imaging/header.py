@@ -179,7 +179,7 @@ def identify(data: bytes) -> str:
         raise UnsupportedFormat("the data is a PDF, not an image; send its pages as JPEG or PNG")
     if found is None:
         if data.startswith(b"--") and b"form-data" in data[:512].lower():
-            raise UnsupportedFormat("the data is a form, not an image; let the HTTP client write its Content-Type: multipart/form-data")
+            raise UnsupportedFormat("the data is a form, not an image; let the HTTP client write its Content-Type")
         if data[:64].lstrip().startswith(b"{"):
             raise UnsupportedFormat("the data is JSON, not an image; send it with Content-Type: application/json")
         raise UnsupportedFormat(f"the data is not an image in a supported format ({', '.join(_MAGIC.groupindex)})")
