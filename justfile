@@ -148,7 +148,7 @@ soak *args: _setup
 # Run the programs that call detectors, each in an environment of its own, against a served gateway; nginx and haproxy must be installed; --record renews docs/reference/clients.md
 [group('develop')]
 clients *args: _setup
-    @python -m pytest -n 2 --dist loadfile -m clients -o timeout=600 -o faulthandler_timeout=660 tests/callers {{ args }}
+    @python -m pytest -n 2 --dist loadfile -m clients -o timeout=1200 -o faulthandler_timeout=1260 tests/callers {{ args }}
 
 # Take the newest versions of those programs, and run them
 [group('develop')]

@@ -25,6 +25,7 @@ from bench.harness.triton import link_installation
 from tests.api.conftest import write_keys
 from tests.callers import client as table
 from tests.callers.client import pins
+from tests.processes import PATIENCE_SECONDS
 from tests.shared import one_process_at_a_time
 from tests.support import ROOT, sample_image
 
@@ -34,8 +35,6 @@ KEY = f"{KEY_ID}.{SECRET}"
 VERSIONS = {"OpenProcessor": "c287cd5"}
 """Of what is not run, but whose calls are repeated."""
 VERSIONS |= {name: version(name) for name in ("nereid-client", "tritonclient")}
-PATIENCE_SECONDS = 60
-"""How long to wait for an answer: the machine also installs and runs other clients."""
 LINES = ["Nereid reads", "two lines 2026"]
 PORTRAIT = sample_image("astronaut.jpg")
 
@@ -104,7 +103,7 @@ def serving(folder: Path, repository: Path, *others: Path, **settings: object) -
     }
     environment = {f"NEREID_{name.upper()}": str(value) for name, value in given.items()}
     command = [sys.executable, "-m", "app", "serve"]
-    with running(command, environment, port, "/readyz", folder / "serve.log", ready_seconds=300) as server:
+    with running(command, environment, port, "/readyz", folder / "serve.log", ready_seconds=PATIENCE_SECONDS) as server:
         yield server.url
 
 

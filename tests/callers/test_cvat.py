@@ -21,9 +21,9 @@ from PIL import Image
 from tests.api.conftest import write_keys
 from tests.api.dialects.test_tasks import IMAGE, triton_for
 from tests.callers.client import run
-from tests.callers.conftest import PATIENCE_SECONDS
 from tests.fakes.http import serving
 from tests.fakes.triton import serving as serving_triton
+from tests.processes import PATIENCE_SECONDS
 from tests.support import IMAGES, ROOT
 from tests.system.gateway import running_gateway
 

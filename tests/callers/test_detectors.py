@@ -15,7 +15,8 @@ from PIL import Image
 
 from nereid_client import AsyncClient, Client, DetectResult, Problem
 from tests.callers.client import environment, run
-from tests.callers.conftest import KEY, MODEL, PAGE, PATIENCE_SECONDS, PORTRAIT
+from tests.callers.conftest import KEY, MODEL, PAGE, PORTRAIT
+from tests.processes import PATIENCE_SECONDS
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import IMAGES, sample_image
 

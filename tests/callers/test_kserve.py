@@ -12,8 +12,9 @@ from tritonclient.http import InferenceServerClient, InferenceServerException, I
 from tritonclient.http.auth import BasicAuth
 
 from tests.api.conftest import write_keys
-from tests.callers.conftest import MODEL, PATIENCE_SECONDS, serving
+from tests.callers.conftest import MODEL, serving
 from tests.fakes.models import SIDE
+from tests.processes import PATIENCE_SECONDS
 from tests.support import SCENE, sample_image
 
 SMALL = "six_columns"

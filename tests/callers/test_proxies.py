@@ -13,12 +13,11 @@ import pytest
 from bench.harness.ports import find_free
 from bench.harness.processes import running
 from tests import nginx
-from tests.callers.conftest import PATIENCE_SECONDS
 from tests.faults.exchange import Connection, encode
 from tests.faults.fleet import Fleet, running_fleet
 from tests.faults.meanwhile import traffic
 from tests.faults.models import write
-from tests.processes import has_ended, no_process_left, wait_for
+from tests.processes import PATIENCE_SECONDS, has_ended, no_process_left, wait_for
 from tests.programs import require_program
 from tests.support import ROOT
 

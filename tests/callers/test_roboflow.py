@@ -10,7 +10,8 @@ import pytest
 from bench.harness.ports import find_free
 from bench.harness.processes import running
 from tests.callers.client import run
-from tests.callers.conftest import KEY, LINES, PAGE, PATIENCE_SECONDS
+from tests.callers.conftest import KEY, LINES, PAGE
+from tests.processes import PATIENCE_SECONDS
 from tests.support import IMAGES, sample_image
 
 NAME = "inference-sdk"

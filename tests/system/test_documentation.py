@@ -17,12 +17,12 @@ from app.host.processes import end_group
 from app.triton.repository import REMOVED
 from bench.harness.processes import running
 from tests.postgres import database_home
+from tests.processes import PATIENCE_SECONDS
 from tests.programs import require_program
 from tests.support import ROOT, free_port, triton_home
 from tests.system.documentation import Block, find_blocks, pages, script
 
 _MODELS = ("yolo11n", "efficientnet_lite0")
-_READY_SECONDS = 120
 _STOP_SECONDS = 30
 
 
@@ -66,7 +66,7 @@ def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     command = [sys.executable, "-m", "app", "serve"]
     settings = {**environ, "NEREID_MODEL_REPOSITORY": str(models)}
     log = folder / "serve.log"
-    with running(command, settings, port, "/readyz", log, ready_seconds=_READY_SECONDS):
+    with running(command, settings, port, "/readyz", log, ready_seconds=PATIENCE_SECONDS):
         yield Served(port, environ, models, log)
 
 
