@@ -16,6 +16,7 @@ import structlog
 from PIL import Image
 
 from app import main
+from app.host.processes import SEARCH_SOCKET
 from app.main import create_app, open_resources
 from app.pipeline import preprocess
 from app.pipeline.decode_threads import DecodeThreads
@@ -78,10 +79,14 @@ async def test_leftovers_of_killed_workers_are_removed(settings: Settings) -> No
             assert "stale" not in fake.regions
 
 
-async def test_no_task_or_thread_runs_once_the_application_has_ended(settings: Settings) -> None:
+async def test_no_task_or_thread_runs_once_the_application_has_ended(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SEARCH_SOCKET, str(tmp_path / "nobody-listens"))
+    with_search = msgspec.structs.replace(settings, search="on", database_url="postgresql://localhost/nereid")
     tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
     async with serving(FakeTriton()) as port:
-        async with started(create_app(with_triton(settings, port))) as client:
+        async with started(create_app(with_triton(with_search, port))) as client:
             # An image that is rejected by the decoder, so that the pool has started a thread.
             assert (await client.post("/detect", content=b"\x89PNG\r\n\x1a\n")).status_code == 422
             assert asyncio.all_tasks() - tasks

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+from app.api.admission import middleware
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings
 from tests.api.conftest import write_keys
 from tests.faults.corpus import bombs, damage
-from tests.support import SCENE, json, sample_image, started
+from tests.support import SCENE, captured_log, json, sample_image, started
 
 SECRET = "not-a-secret"  # noqa: S105 - it protects nothing
 KEY = f"camera.{SECRET}"
@@ -98,7 +99,10 @@ class Conformance(ABC):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one.corners, other.corners, atol=self.pixel_error + 0.011)
 
-    async def test_bad_image_or_parameter_gets_an_error_of_the_dialect(self, server: httpx.AsyncClient) -> None:
+    async def test_bad_image_or_parameter_gets_an_error_of_the_dialect(
+        self, server: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = captured_log(monkeypatch, middleware)
         for image in (b"", b"this is not an image", sample_image("chelsea.jpg")[:5000], next(iter(bombs().values()))):
             sent = self.request(image)
             response = await server.post(sent.path, **sent.arguments)
@@ -107,6 +111,7 @@ class Conformance(ABC):
             assert 400 <= response.status_code < 500
             assert self.is_error(response.json(), response.status_code), response.text
             assert not image or response.status_code == self.statuses.get(own, own)
+            assert not image or [line.kwargs["model"] for line in log[-2:]] == ["six_columns"] * 2
         sent = self.request(SCENE)
         for query in ("model=nothing-like-it", "version=99", "timeout_ms=0", "confidence=x", "image=1", "%ff=%fe", "model=%00"):
             response = await server.post(f"{sent.path}?{query}", **sent.arguments)
