@@ -231,7 +231,8 @@ def settings(repository: Path, run_folder: Path) -> Settings:
 
 
 @contextmanager
-def served_models(server: EmbeddedTriton, settings: Settings) -> Iterator[str]:
+def served_models(settings: Settings) -> Iterator[str]:
+    server = EmbeddedTriton(settings)
     server.start()
     yield settings.triton_address
     server.stop()
@@ -240,11 +241,10 @@ def served_models(server: EmbeddedTriton, settings: Settings) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def triton(settings: Settings, run_folder: Path) -> EmbeddedTriton:
-    """The run's Triton, which tests only ask: those of other processes ask it, too."""
-    server = EmbeddedTriton(settings)
-    share(run_folder / "one-triton", partial(served_models, server, settings))
-    return server
+def served(settings: Settings, run_folder: Path) -> Settings:
+    """Settings for the run's Triton, once it runs; tests only ask it: those of other processes do, too."""
+    share(run_folder / "one-triton", partial(served_models, settings))
+    return settings
 
 
 @pytest.fixture
@@ -258,17 +258,15 @@ def own_triton(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
-async def client(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
-    assert triton.poll() is None
-    async with started(create_app(settings)) as client:
+async def client(served: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    async with started(create_app(served)) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-async def faces(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
+async def faces(served: Settings) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application with a small detector, and with faces."""
-    assert triton.poll() is None
-    async with started(create_app(msgspec.structs.replace(settings, model="six_columns", faces=True))) as client:
+    async with started(create_app(msgspec.structs.replace(served, model="six_columns", faces=True))) as client:
         yield client
 
 

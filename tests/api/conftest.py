@@ -21,7 +21,6 @@ from litestar.types import Message, Receive, Scope, Send
 
 from app import main
 from app.api.application import Application
-from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import DIALECTS, Settings
 from tests.fakes import https
@@ -80,23 +79,19 @@ async def lonely() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture(scope="session")
-async def server(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
+async def server(served: Settings) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application with all dialects, whose default model finds red and blue rectangles."""
-    assert triton.poll() is None
-    async with started(create_app(msgspec.structs.replace(settings, model="six_columns", dialects=",".join(DIALECTS)))) as client:
+    async with started(create_app(msgspec.structs.replace(served, model="six_columns", dialects=",".join(DIALECTS)))) as client:
         yield client
 
 
 @pytest.fixture
-async def remote(
-    settings: Settings, triton: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[https.Host, httpx.AsyncClient]]:
+async def remote(served: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[https.Host, httpx.AsyncClient]]:
     """A host that has the scene at `/scene.bmp`, and a client of an application that may fetch from there."""
-    assert triton.poll() is None
     async with https.serving() as host:
         host.answers["/scene.bmp"] = https.response(SCENE)
         monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes, **others: host.fetcher(*hosts, max_bytes=max_bytes, **others))
-        own = msgspec.structs.replace(settings, model="six_columns", url_hosts=f"*.example.org:{host.port}", max_file_size_mb=1)
+        own = msgspec.structs.replace(served, model="six_columns", url_hosts=f"*.example.org:{host.port}", max_file_size_mb=1)
         async with started(create_app(own)) as client:
             yield host, client
 

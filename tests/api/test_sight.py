@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from app.cascade import catalog
-from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings
 from tests.api.search.conftest import picture
@@ -25,16 +24,15 @@ OpenGateway = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @pytest.fixture
-def open_gateway(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> OpenGateway:
+def open_gateway(served: Settings, tmp_path: Path) -> OpenGateway:
     """Start a gateway with these cascades and other settings."""
-    assert triton.poll() is None
 
     @asynccontextmanager
     async def open_one(cascades: str = "", **others: object) -> AsyncIterator[httpx.AsyncClient]:
         if cascades:
             (tmp_path / "cascades.toml").write_text(cascades)
             others["model_repository"] = str(tmp_path)
-        async with started(create_app(msgspec.structs.replace(settings, faces=True, model="six_columns", **others))) as client:
+        async with started(create_app(msgspec.structs.replace(served, faces=True, model="six_columns", **others))) as client:
             yield client
 
     return open_one
@@ -289,14 +287,11 @@ SHAPES = "/predict/shapes?confidence=0.5"
 
 
 @pytest.fixture(scope="module")
-async def shapes(
-    settings: Settings, triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[httpx.AsyncClient]:
-    assert triton.poll() is None
+async def shapes(served: Settings, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
     repository = tmp_path_factory.mktemp("cascades")
     (repository / catalog.FILE).write_text(CASCADES)
     own = msgspec.structs.replace(
-        settings, model_repository=str(repository), model="six_columns", triton_endpoints=settings.triton_address
+        served, model_repository=str(repository), model="six_columns", triton_endpoints=served.triton_address
     )
     async with started(create_app(own)) as client:
         yield client

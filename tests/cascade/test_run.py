@@ -19,7 +19,6 @@ from app.cascade.crops import find_parts
 from app.cascade.definition import Cascade, Step
 from app.cascade.run import CascadeAnswer, run_cascade
 from app.detection.nms import Candidates
-from app.embedded.server import EmbeddedTriton
 from app.errors import (
     DeadlinePassed,
     GatewayError,
@@ -62,9 +61,8 @@ class Runner(NamedTuple):
 
 
 @pytest.fixture
-async def worker(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Runner]:
-    assert triton.poll() is None
-    async with open_resources(msgspec.structs.replace(settings, model="six_columns")) as (_, pipeline, metrics):
+async def worker(served: Settings) -> AsyncIterator[Runner]:
+    async with open_resources(msgspec.structs.replace(served, model="six_columns")) as (_, pipeline, metrics):
         yield Runner(pipeline, metrics)
         await eventually(lambda: not pipeline.admission.memory.used_bytes)  # of what was left under way
         assert not any(queue.in_progress for queue in pipeline.admission.queues.values())
@@ -218,13 +216,12 @@ async def test_step_that_fails_leaves_the_answers_of_others(
     assert names(found.require("colours").results) == ["red", "blue"]
 
 
-async def test_crossed_cascades_never_wait_for_each_other(settings: Settings, triton: EmbeddedTriton) -> None:
-    assert triton.poll() is None
+async def test_crossed_cascades_never_wait_for_each_other(served: Settings) -> None:
     pair = "six_columns", "stretched_columns"
     crossed = [
         {"first": {"model": one}, "second": {"model": other, "of": "first", "margin": 0.2}} for one, other in (pair, pair[::-1])
     ]
-    own = msgspec.structs.replace(settings, model="six_columns", max_requests=2)
+    own = msgspec.structs.replace(served, model="six_columns", max_requests=2)
     async with open_resources(own) as (_, pipeline, metrics):
         worker = Runner(pipeline, metrics)
 

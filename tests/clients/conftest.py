@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings
 from nereid_client import AsyncClient, Client
@@ -50,9 +49,8 @@ class ThreadTransport(httpx.BaseTransport):
 
 
 @pytest.fixture(scope="session")
-async def transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.ASGITransport]:
-    assert triton.poll() is None
-    async with lifespan_of(app := create_app(settings)):
+async def transport(served: Settings) -> AsyncIterator[httpx.ASGITransport]:
+    async with lifespan_of(app := create_app(served)):
         yield httpx.ASGITransport(app, raise_app_exceptions=False)  # type: ignore[arg-type]
 
 

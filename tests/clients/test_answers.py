@@ -7,21 +7,19 @@ import httpx
 import msgspec
 import pytest
 
-from app.embedded.server import EmbeddedTriton
 from app.settings.schema import Settings
 from nereid_client import AsyncClient, Client, Problem, Vector
 from tests.clients.conftest import ThreadTransport, detected
 from tests.fakes import models
-from tests.search.made import served
+from tests.search import made
 from tests.support import SCENE
 
 
 @pytest.fixture
-async def transport(settings: Settings, triton: EmbeddedTriton, database: str) -> AsyncIterator[httpx.ASGITransport]:
+async def transport(served: Settings, database: str) -> AsyncIterator[httpx.ASGITransport]:
     """Of an application in which faces and search are on."""
-    assert triton.poll() is None
     options = {"model": "six_columns", "faces": True, "database_url": database}
-    async with served(msgspec.structs.replace(settings, **options)) as app:
+    async with made.served(msgspec.structs.replace(served, **options)) as app:
         yield httpx.ASGITransport(app, raise_app_exceptions=False)  # type: ignore[arg-type]
 
 

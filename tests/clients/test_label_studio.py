@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.api.application import Application
-from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings
 from nereid_label_studio.program import create_app as create_backend
@@ -60,9 +59,8 @@ async def backend(app: Application, studio: str = "", token: str = "") -> AsyncI
 
 
 @pytest.fixture(scope="module")
-async def gateway(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Application]:
-    assert triton.poll() is None
-    async with lifespan_of(app := create_app(msgspec.structs.replace(settings, model="six_columns"))):
+async def gateway(served: Settings) -> AsyncIterator[Application]:
+    async with lifespan_of(app := create_app(msgspec.structs.replace(served, model="six_columns"))):
         yield app
 
 
@@ -228,13 +226,10 @@ def test_variable_that_is_not_valid_stops_the_start(
     assert "secret" not in complaint
 
 
-async def test_key_of_the_gateway_is_user_and_password(
-    settings: Settings, triton: EmbeddedTriton, studio: Host, tmp_path: Path
-) -> None:
-    assert triton.poll() is None
+async def test_key_of_the_gateway_is_user_and_password(served: Settings, studio: Host, tmp_path: Path) -> None:
     studio.answers["/a.bmp"] = response(SCENE)
     keys = write_keys(tmp_path, ("annotators", "secret-of-the-annotators", "detect"))
-    settings = msgspec.structs.replace(settings, model="six_columns", api_keys_file=keys)
+    settings = msgspec.structs.replace(served, model="six_columns", api_keys_file=keys)
     async with lifespan_of(app := create_app(settings)), backend(app, studio.url("", LOOPBACK)) as server:
         lines = b64encode(b"annotators:secret\r\nHost: x")
         for credentials in (b"Basic eDp5", b"Basic ?", b"Basic", b"Basic " + lines, b"Bearer eDp5", None):

@@ -7,7 +7,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.embedded.server import EmbeddedTriton
 from app.settings.schema import TRITON_SOCKET, Settings
 from tests.deploy.containers import SOURCE, USER, Builder, Built
 from tests.support import ROOT, json, sample_image
@@ -35,13 +34,12 @@ def embedded(builder: Builder) -> Built:
 
 
 @pytest.fixture
-def triton_of_containers(settings: Settings, triton: EmbeddedTriton) -> Iterator[str]:
+def triton_of_containers(served: Settings) -> Iterator[str]:
     """The address of the session's Triton, whose folder belongs to the user of the containers meanwhile."""
-    assert triton.poll() is None
-    paths: tuple[Path, ...] = (settings.triton_folder, settings.triton_folder / TRITON_SOCKET)
+    paths: tuple[Path, ...] = (served.triton_folder, served.triton_folder / TRITON_SOCKET)
     for path in paths:
         os.chown(path, USER, USER)
-    yield settings.triton_address
+    yield served.triton_address
     for path in paths:
         os.chown(path, os.getuid(), os.getgid())
 

@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from app.api.answering.schema import Problem
-from app.embedded.server import EmbeddedTriton
 from app.settings.schema import Settings
 from tests.deploy.units import NEREID
 from tests.faults.fleet import Fleet, running_fleet
@@ -43,14 +42,13 @@ class Service(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def service(settings: Settings, triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    assert triton.poll() is None
+def service(served: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("nginx")
     (folder / "proxy").mkdir()
-    given = {"triton_endpoints": settings.triton_address, "model": "six_columns", "log_level": "info"}
+    given = {"triton_endpoints": served.triton_address, "model": "six_columns", "log_level": "info"}
     with (
         no_process_left(),
-        running_fleet(Path(settings.model_repository), folder, instances=INSTANCES, settings=given) as fleet,
+        running_fleet(Path(served.model_repository), folder, instances=INSTANCES, settings=given) as fleet,
         proxying([f"unix:{socket}" for socket in fleet.sockets], folder / "proxy") as proxy,
     ):
         yield Service(proxy, fleet)

@@ -74,10 +74,9 @@ def hurting(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def small(settings: Settings, triton: EmbeddedTriton) -> Settings:
+def small(served: Settings) -> Settings:
     """Settings of the session's Triton; a small model without dynamic batching is the default one."""
-    assert triton.poll() is None
-    return msgspec.structs.replace(settings, model="six_columns", timeout_seconds=10, port=free_port())
+    return msgspec.structs.replace(served, model="six_columns", timeout_seconds=10, port=free_port())
 
 
 @pytest.mark.system

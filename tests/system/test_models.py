@@ -46,12 +46,9 @@ LOGITS = {
 
 
 @pytest.fixture(params=["shm", "inline"])
-async def one_by_one(
-    settings: Settings, triton: EmbeddedTriton, request: pytest.FixtureRequest
-) -> AsyncIterator[httpx.AsyncClient]:
+async def one_by_one(served: Settings, request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application that makes one call at a time, so that much is aggregated."""
-    assert triton.poll() is None
-    own = msgspec.structs.replace(settings, calls_in_flight=1, transport=request.param, decode_threads=4)
+    own = msgspec.structs.replace(served, calls_in_flight=1, transport=request.param, decode_threads=4)
     async with started(create_app(own)) as client:
         yield client
 
@@ -78,14 +75,11 @@ async def test_each_image_of_a_call_gets_the_boxes_of_its_rectangles(one_by_one:
 
 @pytest.mark.parametrize(("colour", "code"), [("black", "inference_failed"), ("lime", "invalid_model_output")])
 @pytest.mark.parametrize("calls", [1, 4096], ids=["gateway's batches", "Triton's batches"])
-async def test_a_poison_picture_costs_nobody_else(
-    settings: Settings, triton: EmbeddedTriton, colour: str, code: str, calls: int
-) -> None:
+async def test_a_poison_picture_costs_nobody_else(served: Settings, colour: str, code: str, calls: int) -> None:
     """The embedded Triton's ONNX backend runs the requests of a failed batch one by one, too."""
-    assert triton.poll() is None
     poison = models.scene("BMP", colour)
     pictures = [poison if index % 6 == 3 else SCENE for index in range(REQUESTS)]
-    async with started(create_app(msgspec.structs.replace(settings, calls_in_flight=calls))) as client:
+    async with started(create_app(msgspec.structs.replace(served, calls_in_flight=calls))) as client:
         responses = await asyncio.gather(*(client.post("/predict/fragile", content=picture) for picture in pictures))
 
     for picture, response in zip(pictures, responses, strict=True):

@@ -11,7 +11,6 @@ import httpx
 import numpy as np
 import pytest
 
-from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
@@ -138,9 +137,8 @@ BLUE = picture(red=(10, 10, 29, 29), blue=(100, 10, 179, 89))
 
 
 @pytest.fixture
-async def searched(settings: Settings, triton: EmbeddedTriton, database: str) -> AsyncIterator[Searched]:
-    assert triton.poll() is None
-    async with searching(settings, database) as made:
+async def searched(served: Settings, database: str) -> AsyncIterator[Searched]:
+    async with searching(served, database) as made:
         yield made
 
 
@@ -208,13 +206,10 @@ async def test_invalid_registration_keeps_no_picture(searched: Searched) -> None
     assert (await ask(client, "list"))["faces"] == []
 
 
-async def test_cameras_recognize_and_others_register(
-    settings: Settings, triton: EmbeddedTriton, database: str, tmp_path: Path
-) -> None:
-    assert triton.poll() is None
+async def test_cameras_recognize_and_others_register(served: Settings, database: str, tmp_path: Path) -> None:
     keys = (("camera", "s", "detect"), ("boss", "s", "ingest search"), ("other", "s", "ingest detect"))
     file = write_keys(tmp_path, *keys, tenants={"other": "elsewhere"})
-    async with searching(settings, database, api_keys_file=file) as (_, client):
+    async with searching(served, database, api_keys_file=file) as (_, client):
         await ask(client, "register", files={"image": SCENE}, userid="Ruth", api_key="boss.s")
         await ask(client, "register", files={"image": BLUE}, userid="Ben", api_key="other.s")
         for action in ("register", "list", "delete"):

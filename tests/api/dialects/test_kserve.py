@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 from tritonclient.http import InferResult
 
-from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.model.spec import from_triton_config
 from app.settings.schema import Settings
@@ -72,9 +71,8 @@ class TestConformance(Conformance):
 
 
 @pytest.fixture
-async def direct(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
-    assert triton.poll() is None
-    client = TritonClient(settings.triton_address)
+async def direct(served: Settings) -> AsyncIterator[TritonClient]:
+    client = TritonClient(served.triton_address)
     yield client
     await client.close()
 
@@ -156,14 +154,11 @@ async def test_state_of_server_and_models(server: httpx.AsyncClient) -> None:
         json(await server.post("/v2/repository/index", content=content), status)
 
 
-async def test_models_are_changed_and_described_by_callers_who_may(
-    settings: Settings, triton: EmbeddedTriton, tmp_path: Path
-) -> None:
+async def test_models_are_changed_and_described_by_callers_who_may(served: Settings, tmp_path: Path) -> None:
     """Not at all in an open API, and never with a config or files, which could run programs in Triton."""
-    assert triton.poll() is None
     keys = write_keys(tmp_path, *((scope, SECRET, scope) for scope in ("detect", "health", "admin")))
     path, config = "/v2/repository/models/six_columns", {"parameters": {"config": "{}"}}
-    small = msgspec.structs.replace(settings, model="six_columns", dialects="kserve")
+    small = msgspec.structs.replace(served, model="six_columns", dialects="kserve")
     async with started(create_app(small)) as client:
         json(await client.post(f"{path}/load"), 403)
     async with started(create_app(msgspec.structs.replace(small, api_keys_file=keys))) as client:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from app.embedded.server import EmbeddedTriton
 from app.search.engine import FacePart, NewImage, ObjectPart, TextPart, Vector
 from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
@@ -25,11 +24,10 @@ OpenGateway = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @pytest.fixture
-def search_settings(settings: Settings, triton: EmbeddedTriton, database: str, tmp_path: Path) -> Settings:
+def search_settings(served: Settings, database: str, tmp_path: Path) -> Settings:
     """Settings for an empty database: red is a person, blue a car, and both are faces; a folder may be indexed."""
-    assert triton.poll() is None
     given = {"model": "person_and_car", "faces": True, "database_url": database, "search_folders": str(tmp_path)}
-    return msgspec.structs.replace(settings, **given)
+    return msgspec.structs.replace(served, **given)
 
 
 @pytest.fixture
@@ -64,11 +62,10 @@ async def own_engine(database: str) -> AsyncIterator[PostgresEngine]:
 
 
 @pytest.fixture(scope="module")
-async def gateway_settings(settings: Settings, triton: EmbeddedTriton, postgres: Server) -> AsyncIterator[Settings]:
+async def gateway_settings(served: Settings, postgres: Server) -> AsyncIterator[Settings]:
     """The same settings for a database of the module."""
-    assert triton.poll() is None
     async with postgres.fresh() as url:
-        yield msgspec.structs.replace(settings, model="person_and_car", faces=True, database_url=url, search_thumbnails=True)
+        yield msgspec.structs.replace(served, model="person_and_car", faces=True, database_url=url, search_thumbnails=True)
 
 
 @pytest.fixture(scope="module")
