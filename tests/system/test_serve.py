@@ -20,6 +20,7 @@ import pytest
 from app.embedded.launch import shm_prefix
 from app.settings.schema import Settings
 from app.triton import shared_memory
+from bench.harness.processes import running
 from tests.fakes.triton import FakeTriton, infer_response
 from tests.fakes.triton import serving as serving_fake
 from tests.faults.exchange import ask, encode
@@ -30,6 +31,7 @@ from tests.support import REPOSITORY, ROOT, SCENE, free_port, sample_image
 
 CAT = sample_image("chelsea.jpg")
 MODEL = "yolo11n"
+READY_SECONDS = 300  # a first run downloads Triton and the model
 
 
 def have_ended(processes: Iterable[psutil.Process]) -> bool:
@@ -125,6 +127,20 @@ def test_no_process_outlives_a_killed_parent(models: Path, tmp_path: Path) -> No
         wait_for(lambda: have_ended(family))
 
 
+def test_serve_detects_and_stops(tmp_path: Path) -> None:
+    """With nothing but the project's own folder: what `./just smoke` runs under every interpreter."""
+    port = free_port()
+    environment = {"NEREID_PORT": str(port)}
+    command = [sys.executable, "-m", "app", "serve"]
+    with running(command, environment, port, "/readyz", tmp_path / "serve.log", ready_seconds=READY_SECONDS) as server:
+        for name, expected in (("chelsea.jpg", "cat"), ("coffee.jpg", "cup")):
+            answer = httpx.post(f"{server.url}/detect", content=sample_image(name), timeout=30).raise_for_status().json()
+            assert expected in {detection["class_name"] for detection in answer["detections"]}
+        server.process.send_signal(signal.SIGINT)
+
+        assert server.process.wait(60) == 0
+
+
 def test_the_parent_of_the_workers_has_no_grpc() -> None:
     """A forked process that inherits gRPC's threads hangs or crashes."""
     script = "import sys, app.__main__; sys.exit('grpc' in sys.modules or 'app.main' in sys.modules)"
@@ -165,13 +181,13 @@ async def two_instances(folder: Path) -> AsyncIterator[tuple[FakeTriton, Fleet]]
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     async with serving_fake(fake):
         settings = {"triton_endpoints": fake.url, "model": "tiny", "max_requests": 1, "timeout_seconds": 60}
-        running = running_fleet(REPOSITORY, folder, settings=settings)
-        fleet = await asyncio.to_thread(running.__enter__)  # the instances ask that Triton, which runs in this event loop
+        context = running_fleet(REPOSITORY, folder, settings=settings)
+        fleet = await asyncio.to_thread(context.__enter__)  # the instances ask that Triton, which runs in this event loop
         try:
             yield fake, fleet
         finally:
             fake.may_answer.set()
-            await asyncio.to_thread(running.__exit__, None, None, None)
+            await asyncio.to_thread(context.__exit__, None, None, None)
 
 
 async def is_full(url: str) -> bool:
