@@ -12,10 +12,10 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as messages
 
 from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.faults.serving import Gateway, running_gateway
 from tests.programs import require_program
 from tests.scrape import Samples, read_samples
 from tests.support import SCENE, eventually
-from tests.system.gateway import RunningGateway, running_gateway
 
 REQUESTS = 160
 TARGETS = (
@@ -32,7 +32,7 @@ TARGETS = (
 
 
 @asynccontextmanager
-async def gateway(folder: Path, **settings: object) -> AsyncIterator[tuple[FakeTriton, RunningGateway]]:
+async def gateway(folder: Path, **settings: object) -> AsyncIterator[tuple[FakeTriton, Gateway]]:
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     async with serving(fake), running_gateway(fake.url, folder, workers=2, **settings) as running:

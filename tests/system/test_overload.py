@@ -11,15 +11,15 @@ import numpy as np
 import psutil
 
 from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.faults.serving import Gateway, running_gateway
 from tests.scrape import scrape
 from tests.support import SCENE, eventually
-from tests.system.gateway import RunningGateway, running_gateway
 
 LIMIT = 4
 
 
 @asynccontextmanager
-async def calling(gateway: RunningGateway) -> AsyncIterator[httpx.AsyncClient]:
+async def calling(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=gateway.url, limits=limits, timeout=60) as client:
         yield client
@@ -30,7 +30,7 @@ def connections(worker: psutil.Process, port: int) -> int:
     return sum(used.laddr.port == port and used.status == psutil.CONN_ESTABLISHED for used in worker.net_connections("tcp"))
 
 
-async def until_each_worker_knows_the_other(gateway: RunningGateway) -> None:
+async def until_each_worker_knows_the_other(gateway: Gateway) -> None:
     """Ask over several connections, until both workers have been asked and have told of both."""
     async with asyncio.timeout(60):
         asked: set[int] = set()

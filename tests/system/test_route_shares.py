@@ -9,8 +9,8 @@ import numpy as np
 
 from tests.api.conftest import write_keys
 from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.faults.serving import running_gateway
 from tests.support import SCENE, until
-from tests.system.gateway import running_gateway
 from tests.system.test_routes import FOLLOW_SECONDS
 
 WORKERS, CLIENTS, REQUESTS = 2, 8, 2000

@@ -13,8 +13,8 @@ from app.main import create_app
 from app.settings.schema import Settings
 from tests.fakes.otlp import attributes_of, receiving_traces
 from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.faults.serving import running_gateway
 from tests.support import SCENE, eventually, started, triton_home
-from tests.system.gateway import running_gateway
 
 pytestmark = pytest.mark.system
 
