@@ -22,11 +22,12 @@ from app.embedded.install import install
 from app.imaging.fit import Letterbox
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
+from app.triton.messages import bytes_element_size, write_bytes_element
 from app.triton.specs import SpecCache
 from tests.imaging import samples
 from tests.imaging.samples import FORMATS, PIXELS, encode, exif_of, store
 from tests.support import IMAGES, REPOSITORY, ROOT, json, sample_image, triton_home
-from tests.system.files import IMAGE_SETS, check_boxes, infer_files
+from tests.system.test_files import IMAGE_SETS, check_boxes
 from tests.test_model_repository import PRODUCTION, generated
 
 ENSEMBLE, LETTERBOX, NETWORK = "yolo11n_file", "letterbox_640", "yolo11n"
@@ -82,10 +83,18 @@ def change(config: Path, *replacements: tuple[str, str]) -> None:
     config.write_text(text, encoding="utf-8")
 
 
+def file_tensor(file: bytes) -> NDArray[np.uint8]:
+    tensor = np.empty(bytes_element_size(file), np.uint8)
+    write_bytes_element(file, tensor)
+    return tensor
+
+
 async def draw(client: TritonClient, files: list[bytes], model: str = LETTERBOX) -> dict[str, NDArray[Any]]:
     """Run only the first step of the ensemble, which draws the files."""
     spec = await SpecCache(client).get(ENSEMBLE)
-    results = await infer_files(client, msgspec.structs.replace(spec, name=model, output_names=("image",)), files)
+    only = msgspec.structs.replace(spec, name=model, output_names=("image",))
+    answer = await client.infer(only, list(map(file_tensor, files)), timeout_seconds=30)
+    results = answer.split(only, len(files))
     return {name: np.concatenate([result.outputs[name] for result in results]) for name in results[0].outputs}
 
 
