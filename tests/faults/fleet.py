@@ -69,7 +69,7 @@ class Fleet(NamedTuple):
 
     def is_ready(self) -> bool:
         """Return whether every instance is ready; NGINX is not asked."""
-        return all(get_status(f"{self.url}/readyz", 5, socket) == 200 for socket in self._all_sockets() or [None])
+        return all(get_status(f"{self.url}/readyz", 5, socket) == 200 for socket in self._all_sockets())
 
     def says(self, text: str) -> int:
         return self.log.read_text(encoding="utf-8", errors="replace").count(text)
@@ -86,8 +86,8 @@ class Fleet(NamedTuple):
         wait_for(is_there)
         return found[0]
 
-    def _all_sockets(self) -> list[Path]:
-        return [self.folder / "run" / f"nereid-{number + 1}.sock" for number in range(self.size)]
+    def _all_sockets(self) -> list[Path | None]:
+        return [self.folder / "run" / f"nereid-{number + 1}.sock" for number in range(self.size)] or [None]
 
     def _children(self, process: psutil.Process) -> list[psutil.Process]:
         try:
