@@ -18,8 +18,8 @@ from app.settings.schema import Settings
 from app.triton.blocking_client import BlockingClient
 from bench.harness.ports import find_free
 from bench.harness.triton import Triton
-from tests.deploy.test_triton_options import NEWER
-from tests.deploy.units import triton_command
+from tests.deploy.needs import triton_command
+from tests.deploy.test_models_profile import NEWER
 from tests.faults import models
 from tests.faults.exchange import ask, encode
 from tests.faults.meanwhile import traffic
