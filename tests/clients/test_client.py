@@ -33,7 +33,7 @@ from nereid_client.command import main
 from nereid_client.prepare import shrink
 from tests.clients.conftest import TINY, detected, refused
 from tests.fakes import models
-from tests.fakes.classifiers import LABELS
+from tests.fakes.other_tasks import LABELS
 from tests.support import SCENE, json
 
 MODEL = "six_columns"
