@@ -1,4 +1,4 @@
-"""The client of this project, those of DeepStack, CodeProject.AI, Ultralytics HUB and NVIDIA NIM, and pycocotools."""
+"""The clients of DeepStack, CodeProject.AI, Ultralytics HUB and NVIDIA NIM, and pycocotools."""
 
 import json
 import os
@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from PIL import Image
 
-from nereid_client import AsyncClient, Client, DetectResult, Problem
 from tests.callers.client import environment, run
 from tests.callers.conftest import KEY, MODEL, PAGE, PORTRAIT
 from tests.processes import PATIENCE_SECONDS
@@ -226,31 +225,3 @@ def test_coco_results_of_a_batch(own: httpx.Client, tmp_path: Path) -> None:
     assert evaluate(tmp_path, truth, results, "bbox") == pytest.approx([1, 1])
     # The IoU is 0.9 / 1.1: enough at 7 of the 10 thresholds from 0.5 to 0.95.
     assert evaluate(tmp_path, truth, moved, "bbox") == pytest.approx([0.7, 1])
-
-
-PHOTOS = [IMAGES / name for name in ("astronaut.jpg", "chelsea.jpg", "coffee.jpg")]
-
-
-def boxes(own: httpx.Client, photo: Path) -> list[float]:
-    """Return the left edges of the objects in a photo, as the gateway says."""
-    return [one["x1"] for one in own.post("/detect?boxes=pixel", content=photo.read_bytes()).json()["detections"]]
-
-
-def edges(outcome: object) -> list[float]:
-    """Return the left edges of the objects in an outcome, which must be a result."""
-    assert isinstance(outcome, DetectResult)
-    return [one.x1 for one in outcome.detections]
-
-
-@pytest.mark.client("nereid-client")
-async def test_client_and_async_client(gateway: str, own: httpx.Client) -> None:
-    """Photos one by one, several at a time and as a batch with a broken one, by `Client` and by `AsyncClient`."""
-    with Client(gateway) as client:
-        assert edges(client.detect(PHOTOS[0], boxes="pixel")) == boxes(own, PHOTOS[0]) != []
-        *found, broken = client.detect_batch([*PHOTOS, b"no picture"], boxes="pixel")
-    assert isinstance(broken, Problem)
-    assert broken.status == 415
-    async with AsyncClient(gateway) as other:
-        each = {photo: outcome async for photo, outcome in other.detect_each(PHOTOS, boxes="pixel")}
-    for outcomes in (found, [each[photo] for photo in PHOTOS]):
-        assert [edges(outcome) for outcome in outcomes] == [boxes(own, photo) for photo in PHOTOS]
