@@ -142,53 +142,42 @@ def test_hub_logs_errors(gateway: str, locked: str, monkeypatch: pytest.MonkeyPa
         assert message in found["log"]
 
 
-def profile(folder: Path, url: str, requests: int, *options: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run `aiperf profile` with two requests at a time; return what it exports: a summary, and each request with its answer."""
-    program = environment("aiperf").python().with_name("aiperf")
+@pytest.mark.client("aiperf")
+def test_aiperf(gateway: str, locked: str, own: httpx.Client, tmp_path: Path) -> None:
+    """A profile with an API key and two photos in a request, after its wait for the model: no error, the boxes of `/detect`."""
+    photos = [str(IMAGES / name) for name in ("chelsea.jpg", "coffee.jpg")]
+    lines = [json.dumps({"images": some}) for some in (photos, photos[::-1])]
+    (listed := tmp_path / "images.jsonl").write_text("\n".join(lines))
     command = [
-        *(str(program), "profile", "--model", MODEL, "--endpoint-type", "image_retrieval"),
-        *("--url", url, "--concurrency", "2", "--request-count", str(requests)),
-        *("--export-level", "raw", "--output-artifact-dir", str(folder / "out"), *options),
+        str(environment("aiperf").python().with_name("aiperf")),
+        *("profile", "--model", MODEL, "--endpoint-type", "image_retrieval", "--url", locked, "--api-key", KEY),
+        *("--concurrency", "2", "--request-count", "10"),
+        *("--input-file", str(listed), "--custom-dataset-type", "single_turn"),
+        *("--wait-for-model-timeout", "60", "--wait-for-model-mode", "models"),
+        *("--server-metrics", f"{gateway}/metrics"),  # it sends no key there
+        *("--export-level", "raw", "--output-artifact-dir", str(tmp_path / "out")),
     ]
-    own = {**os.environ, "TMPDIR": str(folder)}  # for its sockets, and its copy of the images
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=own)
+    own_folder = {**os.environ, "TMPDIR": str(tmp_path)}  # for its sockets, and its copy of the images
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=own_folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    summary = msgspec.json.decode((folder / "out" / "profile_export_aiperf.json").read_bytes())
-    assert (summary["request_count"]["avg"], summary["error_summary"]) == (requests, [])
-    lines = (folder / "out" / "profile_export_raw.jsonl").read_bytes().splitlines()
-    return summary, [msgspec.json.decode(line) for line in lines]
+    summary, metrics = (
+        msgspec.json.decode((tmp_path / "out" / f"{name}.json").read_bytes())
+        for name in ("profile_export_aiperf", "server_metrics_export")
+    )
+    records = (tmp_path / "out" / "profile_export_raw.jsonl").read_bytes().splitlines()
 
-
-def answer_of(record: dict[str, Any]) -> Any:  # noqa: ANN401 - any JSON
-    (response,) = record["responses"]
-    return msgspec.json.decode(response["text"])["data"]
-
-
-@pytest.mark.client("aiperf")
-def test_aiperf_with_photos(gateway: str, own: httpx.Client, tmp_path: Path) -> None:
-    """A profile with photos, after its wait for the model: no error, the boxes of `/detect`, and the gateway's own metrics."""
-    listed = tmp_path / "images.jsonl"
-    listed.write_text("".join(f'{{"image": "{IMAGES / name}"}}\n' for name in ("chelsea.jpg", "coffee.jpg")))
-    wait = ("--wait-for-model-timeout", "60", "--wait-for-model-mode", "models")
-    summary, records = profile(tmp_path, gateway, 10, "--input-file", str(listed), "--custom-dataset-type", "single_turn", *wait)
-
-    assert (summary["num_images"]["avg"], len(records)) == (1, 10)
-    for record in records:
-        image = b64decode(record["payload"]["input"][0]["url"].partition(",")[2])
-        expected = own.post("/detect?boxes=normalized&confidence=0.25", content=image).json()["detections"]
-        (answer,) = answer_of(record)
-        boxes = {(name, one["x_min"], one["y_max"]) for name, some in answer["bounding_boxes"].items() for one in some}
-        assert boxes == {(one["class_name"], one["x1"], one["y2"]) for one in expected} != set()
-    assert msgspec.json.decode((tmp_path / "out" / "server_metrics_export.json").read_bytes())["metrics"]["api_requests"]
-
-
-@pytest.mark.client("aiperf")
-def test_aiperf_with_several_images(locked: str, tmp_path: Path) -> None:
-    """A profile with an API key and images that it makes, two in a request: no error, and an answer for each image."""
-    images = ("--image-batch-size", "2", "--image-width-mean", "320", "--image-height-mean", "240")
-    _, records = profile(tmp_path, locked, 4, *images, "--api-key", KEY)
-
-    assert [[one["index"] for one in answer_of(record)] for record in records] == [[0, 1]] * 4
+    assert (summary["request_count"]["avg"], summary["num_images"]["avg"], summary["error_summary"]) == (10, 2, [])
+    assert metrics["metrics"]["api_requests"]
+    assert len(records) == 10
+    for record in map(msgspec.json.decode, records):
+        (response,) = record["responses"]
+        answers = msgspec.json.decode(response["text"])["data"]
+        assert [one["index"] for one in answers] == [0, 1]
+        for answer, sent in zip(answers, record["payload"]["input"], strict=True):
+            image = b64decode(sent["url"].partition(",")[2])
+            expected = own.post("/detect?boxes=normalized&confidence=0.25", content=image).json()["detections"]
+            boxes = {(name, one["x_min"], one["y_max"]) for name, some in answer["bounding_boxes"].items() for one in some}
+            assert boxes == {(one["class_name"], one["x1"], one["y2"]) for one in expected} != set()
 
 
 COCO_PHOTOS = {139: IMAGES / "coffee.jpg", 285: IMAGES / "chelsea.jpg", 632: IMAGES / "astronaut.jpg"}
