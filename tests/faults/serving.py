@@ -49,6 +49,11 @@ class Gateway(NamedTuple):
     def cpu_seconds(self) -> float:
         return sum(sum(worker.cpu_times()[:2]) for worker in self.workers())
 
+    def wait_for_line(self, request_id: str) -> dict[str, Any]:
+        """Wait for the line of a request, which follows its answer, and may come after that of a later request."""
+        wait_for(lambda: any(line.get("request_id") == request_id for line in self.log_lines()))
+        return next(line for line in self.log_lines() if line.get("request_id") == request_id)
+
     def log_lines(self) -> list[dict[str, Any]]:
         """Return the log so far, without lines that are not JSON."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
