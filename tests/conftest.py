@@ -32,7 +32,7 @@ from app.zoo.pull import pull
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
 from tests import leftovers
-from tests.fakes import classifiers, models, text_models
+from tests.fakes import models, other_tasks
 from tests.fakes.triton import FakeTriton, serving
 from tests.leftovers import Run
 from tests.postgres import Postgres16, Server, shared_server
@@ -214,8 +214,8 @@ def repository(run_folder: Path, networks: dict[str, Path]) -> Path:
             digest = hashlib.sha256(network.read_bytes()).hexdigest()
             pull(name, entries[name], Repository(unfinished), source=network, sha256=digest)
         models.write(unfinished)
-        classifiers.write(unfinished)
-        text_models.write(unfinished)
+        other_tasks.write_classifiers(unfinished)
+        other_tasks.write_readers(unfinished)
         return unfinished.rename(folder)
 
 

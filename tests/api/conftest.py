@@ -23,7 +23,7 @@ from app import main
 from app.api.application import Application
 from app.main import create_app
 from app.settings.schema import DIALECTS, Settings
-from tests.fakes import https
+from tests.fakes import http
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.support import REPOSITORY, SCENE, Headers, Reply, call, calling, free_port, lifespan_of, started
 
@@ -86,10 +86,10 @@ async def server(served: Settings) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def remote(served: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[https.Host, httpx.AsyncClient]]:
+async def remote(served: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[http.Host, httpx.AsyncClient]]:
     """A host that has the scene at `/scene.bmp`, and a client of an application that may fetch from there."""
-    async with https.serving() as host:
-        host.answers["/scene.bmp"] = https.response(SCENE)
+    async with http.serving_host() as host:
+        host.answers["/scene.bmp"] = http.response(SCENE)
         monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes, **others: host.fetcher(*hosts, max_bytes=max_bytes, **others))
         own = msgspec.structs.replace(served, model="six_columns", url_hosts=f"*.example.org:{host.port}", max_file_size_mb=1)
         async with started(create_app(own)) as client:

@@ -23,7 +23,7 @@ from app.resilience.fairness import ANYBODY
 from app.resilience.uploads import Upload
 from app.triton.shared_memory import Arena
 from tests.api.conftest import in_virtual_time, now, settings_for
-from tests.fakes.https import Host, redirect, response
+from tests.fakes.http import Host, redirect, response
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import (
     SCENE,

@@ -32,9 +32,8 @@ from tests.support import ROOT, sample_image
 MODEL = "yolo11n"
 KEY_ID, SECRET = "camera-1", "the-secret-of-a-test"
 KEY = f"{KEY_ID}.{SECRET}"
-VERSIONS = {"OpenProcessor": "c287cd5"}
-"""Of what is not run, but whose calls are repeated."""
-VERSIONS |= {name: version(name) for name in ("nereid-client", "tritonclient")}
+VERSIONS = {"OpenProcessor": "c287cd5", "tritonclient": version("tritonclient")}
+"""Of what is not run, but whose calls are repeated, and of what is installed here."""
 LINES = ["Nereid reads", "two lines 2026"]
 PORTRAIT = sample_image("astronaut.jpg")
 

@@ -1,4 +1,4 @@
-"""The client of this project, those of DeepStack, CodeProject.AI, Ultralytics HUB and NVIDIA NIM, and pycocotools."""
+"""The clients of DeepStack, CodeProject.AI, Ultralytics HUB and NVIDIA NIM, and pycocotools."""
 
 import json
 import os
@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from PIL import Image
 
-from nereid_client import AsyncClient, Client, DetectResult, Problem
 from tests.callers.client import environment, run
 from tests.callers.conftest import KEY, MODEL, PAGE, PORTRAIT
 from tests.processes import PATIENCE_SECONDS
@@ -143,53 +142,42 @@ def test_hub_logs_errors(gateway: str, locked: str, monkeypatch: pytest.MonkeyPa
         assert message in found["log"]
 
 
-def profile(folder: Path, url: str, requests: int, *options: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run `aiperf profile` with two requests at a time; return what it exports: a summary, and each request with its answer."""
-    program = environment("aiperf").python().with_name("aiperf")
+@pytest.mark.client("aiperf")
+def test_aiperf(gateway: str, locked: str, own: httpx.Client, tmp_path: Path) -> None:
+    """A profile with an API key and two photos in a request, after its wait for the model: no error, the boxes of `/detect`."""
+    photos = [str(IMAGES / name) for name in ("chelsea.jpg", "coffee.jpg")]
+    lines = [json.dumps({"images": some}) for some in (photos, photos[::-1])]
+    (listed := tmp_path / "images.jsonl").write_text("\n".join(lines))
     command = [
-        *(str(program), "profile", "--model", MODEL, "--endpoint-type", "image_retrieval"),
-        *("--url", url, "--concurrency", "2", "--request-count", str(requests)),
-        *("--export-level", "raw", "--output-artifact-dir", str(folder / "out"), *options),
+        str(environment("aiperf").python().with_name("aiperf")),
+        *("profile", "--model", MODEL, "--endpoint-type", "image_retrieval", "--url", locked, "--api-key", KEY),
+        *("--concurrency", "2", "--request-count", "10"),
+        *("--input-file", str(listed), "--custom-dataset-type", "single_turn"),
+        *("--wait-for-model-timeout", "60", "--wait-for-model-mode", "models"),
+        *("--server-metrics", f"{gateway}/metrics"),  # it sends no key there
+        *("--export-level", "raw", "--output-artifact-dir", str(tmp_path / "out")),
     ]
-    own = {**os.environ, "TMPDIR": str(folder)}  # for its sockets, and its copy of the images
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=own)
+    own_folder = {**os.environ, "TMPDIR": str(tmp_path)}  # for its sockets, and its copy of the images
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=own_folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    summary = msgspec.json.decode((folder / "out" / "profile_export_aiperf.json").read_bytes())
-    assert (summary["request_count"]["avg"], summary["error_summary"]) == (requests, [])
-    lines = (folder / "out" / "profile_export_raw.jsonl").read_bytes().splitlines()
-    return summary, [msgspec.json.decode(line) for line in lines]
+    summary, metrics = (
+        msgspec.json.decode((tmp_path / "out" / f"{name}.json").read_bytes())
+        for name in ("profile_export_aiperf", "server_metrics_export")
+    )
+    records = (tmp_path / "out" / "profile_export_raw.jsonl").read_bytes().splitlines()
 
-
-def answer_of(record: dict[str, Any]) -> Any:  # noqa: ANN401 - any JSON
-    (response,) = record["responses"]
-    return msgspec.json.decode(response["text"])["data"]
-
-
-@pytest.mark.client("aiperf")
-def test_aiperf_with_photos(gateway: str, own: httpx.Client, tmp_path: Path) -> None:
-    """A profile with photos, after its wait for the model: no error, the boxes of `/detect`, and the gateway's own metrics."""
-    listed = tmp_path / "images.jsonl"
-    listed.write_text("".join(f'{{"image": "{IMAGES / name}"}}\n' for name in ("chelsea.jpg", "coffee.jpg")))
-    wait = ("--wait-for-model-timeout", "60", "--wait-for-model-mode", "models")
-    summary, records = profile(tmp_path, gateway, 10, "--input-file", str(listed), "--custom-dataset-type", "single_turn", *wait)
-
-    assert (summary["num_images"]["avg"], len(records)) == (1, 10)
-    for record in records:
-        image = b64decode(record["payload"]["input"][0]["url"].partition(",")[2])
-        expected = own.post("/detect?boxes=normalized&confidence=0.25", content=image).json()["detections"]
-        (answer,) = answer_of(record)
-        boxes = {(name, one["x_min"], one["y_max"]) for name, some in answer["bounding_boxes"].items() for one in some}
-        assert boxes == {(one["class_name"], one["x1"], one["y2"]) for one in expected} != set()
-    assert msgspec.json.decode((tmp_path / "out" / "server_metrics_export.json").read_bytes())["metrics"]["api_requests"]
-
-
-@pytest.mark.client("aiperf")
-def test_aiperf_with_several_images(locked: str, tmp_path: Path) -> None:
-    """A profile with an API key and images that it makes, two in a request: no error, and an answer for each image."""
-    images = ("--image-batch-size", "2", "--image-width-mean", "320", "--image-height-mean", "240")
-    _, records = profile(tmp_path, locked, 4, *images, "--api-key", KEY)
-
-    assert [[one["index"] for one in answer_of(record)] for record in records] == [[0, 1]] * 4
+    assert (summary["request_count"]["avg"], summary["num_images"]["avg"], summary["error_summary"]) == (10, 2, [])
+    assert metrics["metrics"]["api_requests"]
+    assert len(records) == 10
+    for record in map(msgspec.json.decode, records):
+        (response,) = record["responses"]
+        answers = msgspec.json.decode(response["text"])["data"]
+        assert [one["index"] for one in answers] == [0, 1]
+        for answer, sent in zip(answers, record["payload"]["input"], strict=True):
+            image = b64decode(sent["url"].partition(",")[2])
+            expected = own.post("/detect?boxes=normalized&confidence=0.25", content=image).json()["detections"]
+            boxes = {(name, one["x_min"], one["y_max"]) for name, some in answer["bounding_boxes"].items() for one in some}
+            assert boxes == {(one["class_name"], one["x1"], one["y2"]) for one in expected} != set()
 
 
 COCO_PHOTOS = {139: IMAGES / "coffee.jpg", 285: IMAGES / "chelsea.jpg", 632: IMAGES / "astronaut.jpg"}
@@ -226,31 +214,3 @@ def test_coco_results_of_a_batch(own: httpx.Client, tmp_path: Path) -> None:
     assert evaluate(tmp_path, truth, results, "bbox") == pytest.approx([1, 1])
     # The IoU is 0.9 / 1.1: enough at 7 of the 10 thresholds from 0.5 to 0.95.
     assert evaluate(tmp_path, truth, moved, "bbox") == pytest.approx([0.7, 1])
-
-
-PHOTOS = [IMAGES / name for name in ("astronaut.jpg", "chelsea.jpg", "coffee.jpg")]
-
-
-def boxes(own: httpx.Client, photo: Path) -> list[float]:
-    """Return the left edges of the objects in a photo, as the gateway says."""
-    return [one["x1"] for one in own.post("/detect?boxes=pixel", content=photo.read_bytes()).json()["detections"]]
-
-
-def edges(outcome: object) -> list[float]:
-    """Return the left edges of the objects in an outcome, which must be a result."""
-    assert isinstance(outcome, DetectResult)
-    return [one.x1 for one in outcome.detections]
-
-
-@pytest.mark.client("nereid-client")
-async def test_client_and_async_client(gateway: str, own: httpx.Client) -> None:
-    """Photos one by one, several at a time and as a batch with a broken one, by `Client` and by `AsyncClient`."""
-    with Client(gateway) as client:
-        assert edges(client.detect(PHOTOS[0], boxes="pixel")) == boxes(own, PHOTOS[0]) != []
-        *found, broken = client.detect_batch([*PHOTOS, b"no picture"], boxes="pixel")
-    assert isinstance(broken, Problem)
-    assert broken.status == 415
-    async with AsyncClient(gateway) as other:
-        each = {photo: outcome async for photo, outcome in other.detect_each(PHOTOS, boxes="pixel")}
-    for outcomes in (found, [each[photo] for photo in PHOTOS]):
-        assert [edges(outcome) for outcome in outcomes] == [boxes(own, photo) for photo in PHOTOS]

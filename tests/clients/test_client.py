@@ -33,8 +33,9 @@ from nereid_client.command import main
 from nereid_client.prepare import shrink
 from tests.clients.conftest import TINY, detected, refused
 from tests.fakes import models
-from tests.fakes.classifiers import LABELS
-from tests.support import SCENE, json
+from tests.fakes.other_tasks import LABELS
+from tests.reference_detector import SCORE, Box, MatchCounts
+from tests.support import SCENE, SHARED, json
 
 MODEL = "six_columns"
 SCENES = [models.scene("BMP", shift=shift) for shift in (-16, 0, 16)]
@@ -361,3 +362,36 @@ def test_copy_is_smaller_and_has_no_metadata_but_its_orientation() -> None:
         assert dict(copy.getexif()) == {ExifTags.Base.Orientation: 3}
     for other in (models.scene("PNG"), b"no image", image[:2000]):
         assert shrink(other, PREPARE) is None
+
+
+def photo(picture: bytes) -> bytes:
+    """Enlarge a picture as phones take them."""
+    with Image.open(BytesIO(picture)) as small:
+        scale = 4000 / max(small.size)
+        large = small.convert("RGB").resize((round(small.width * scale), round(small.height * scale)), Image.Resampling.BICUBIC)
+    large.save(file := BytesIO(), "JPEG", quality=92)
+    return file.getvalue()
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("networks")
+@pytest.mark.parametrize(("prepare", "least"), [(Prepare(1280, 85), 0.9), (Prepare(640, 85), 0.77)], ids=str)
+async def test_prepared_pictures_keep_their_boxes(asynchronous: AsyncClient, prepare: Prepare, least: float) -> None:
+    """Matched by class at confidence 0.25, over all pictures together; the F1 at IoU 0.9 counts, that at 0.5 is told as well."""
+
+    async def boxes(image: bytes, prepare: Prepare | None) -> list[Box]:
+        found = await asynchronous.detect(image, prepare=prepare, model="yolo11n", confidence=SCORE, boxes="pixel")
+        return [Box(one.class_id, one.confidence, (one.x1, one.y1, one.x2, one.y2)) for one in found.detections]
+
+    photos = [photo(path.read_bytes()) for path in sorted((SHARED / "images").glob("*.jpg"))]
+    if not photos:
+        pytest.skip("there are no images in ../shared/images")
+    tally, loose = MatchCounts(0.9), MatchCounts(0.5)
+    for image in photos:
+        whole, small = await boxes(image, None), await boxes(image, prepare)
+        for counts in (tally, loose):
+            counts.add(whole, small)
+    print(f"prepared {prepare}: {tally}; at IoU 0.5 F1 {loose.f1:.4f}")  # noqa: T201
+
+    assert tally.expected >= len(photos) / 2
+    assert tally.f1 >= least

@@ -25,8 +25,7 @@ from nereid_label_studio.studio import Studio
 from tests.api.conftest import settings_for, write_keys
 from tests.api.dialects.test_tasks import IMAGE, TEXT, triton_for
 from tests.clients.conftest import ThreadTransport
-from tests.fakes.https import HOST, LOOPBACK, Host, redirect, response
-from tests.fakes.https import serving as serving_https
+from tests.fakes.http import HOST, LOOPBACK, Host, redirect, response, serving_host
 from tests.fakes.triton import serving
 from tests.support import SCENE, calling, free_port, json, lifespan_of
 
@@ -171,7 +170,7 @@ async def test_bad_configuration_or_tasks_are_400(server: httpx.AsyncClient) -> 
 
 @pytest.fixture
 async def studio() -> AsyncIterator[Host]:
-    async with serving_https(scheme="http") as host:
+    async with serving_host(scheme="http") as host:
         yield host
 
 

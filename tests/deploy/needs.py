@@ -1,6 +1,7 @@
 """How the shipped files are read, and what the application itself says of the settings and paths in them."""
 
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -99,3 +100,33 @@ for _text in _EXAMPLES:
 SERVICES: dict[str, dict[str, Service]] = {name: project["services"] for name, project in PROJECTS.items()}
 GPU, CPU, GPUS = (SERVICES[f"compose{name}.yaml"] for name in ("", ".cpu", ".gpus"))
 INSTANCES = [name for name, service in GPU.items() if service.get("command") == ["api"]]
+
+UNITS = ["nereid.service", "tritonserver@.service", "nereid-compose.service"]
+MODELS = "tritonserver-models.conf"
+"""A drop-in for `tritonserver@.service`."""
+
+
+def read_unit(unit: str) -> dict[str, list[str]]:
+    text = (DEPLOY / "systemd" / unit).read_text(encoding="utf-8").replace("\\\n", " ")
+    options: dict[str, list[str]] = {}
+    for name, value in re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE):
+        options.setdefault(name, []).append(value)
+    return options
+
+
+NEREID, TRITON, COMPOSE = map(read_unit, UNITS)
+
+
+def environment(text: str) -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in shlex.split(text, comments=True))
+
+
+def triton_command(gpu: int, **changes: str) -> list[str]:
+    """Return the command line of `tritonserver@GPU`, with changes to its environment as a drop-in makes them."""
+    variables = {**environment(" ".join(TRITON["Environment"])), **changes}
+    command = shlex.split(TRITON["ExecStart"][0].replace("%i", str(gpu)))
+    return [re.sub(r"\$\{(\w+)\}", lambda found: variables[found[1]], word) for word in command]
+
+
+def options_of(command: list[str]) -> dict[str, str]:
+    return dict(word.removeprefix("--").split("=", 1) for word in command if "=" in word)

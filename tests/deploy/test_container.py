@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from app import __version__
 from bench.harness.processes import wait_for_answer
-from tests.deploy.containers import READY_SECONDS, SOURCE, USER, Built, Container, check, pip_volumes, stop, temporary_folder
+from tests.deploy.conftest import READY_SECONDS, SOURCE, USER, Built, Container, check, pip_volumes, stop, temporary_folder
 from tests.processes import no_process_left, wait_for
 from tests.support import ROOT, free_port
 

@@ -18,7 +18,7 @@ import pytest
 
 from app.api.answering.schema import Problem
 from app.settings.schema import Settings
-from tests.deploy.units import NEREID
+from tests.deploy.needs import NEREID
 from tests.faults.fleet import Fleet, running_fleet
 from tests.nginx import Proxy, proxying
 from tests.processes import no_process_left, wait_for

@@ -1,12 +1,29 @@
-"""HTTP servers on loopback and on unix sockets."""
+"""HTTP servers on loopback and on unix sockets, among them a host of images.
 
+That has a certificate of an authority of its own, and answers what a test wants.
+"""
+
+import asyncio
 import socket
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
+
+import trustme
+
+from app.remote.fetcher import Fetcher
+from app.remote.public import is_public
+
+HOST = "images.example.org"
+LOOPBACK = "127.0.0.1"
+
+Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
+"""A whole response, or what writes it."""
 
 
 @contextmanager
@@ -93,3 +110,85 @@ def listening_on(path: Path) -> socket.socket:
     server.bind(str(path))
     server.listen()
     return server
+
+
+def response(body: bytes = b"", status: str = "200 OK", *headers: str) -> bytes:
+    """Make a response; its length is declared unless a header does that."""
+    lines = [f"HTTP/1.1 {status}", *headers]
+    if not any(header.lower().startswith(("content-length", "transfer-encoding")) for header in headers):
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def redirect(location: str, status: str = "302 Found") -> bytes:
+    return response(b"elsewhere", status, f"Location: {location}")
+
+
+class Host:
+    """The answers of a host, and the requests that it got."""
+
+    def __init__(self, scheme: str = "https") -> None:
+        self.scheme = scheme
+        self.authority = trustme.CA()
+        self.names: dict[str, Sequence[str]] = {HOST: [LOOPBACK]}
+        """What names resolve to; any other does not."""
+        self.answers: dict[str, Answer] = {}
+        """By path, with the query."""
+        self.requests: list[tuple[str, dict[str, str]]] = []
+        """Path and headers, in lower case, of each request."""
+        self.lookups: Counter[str] = Counter()
+        """How often each name was resolved."""
+        self.connections = 0
+        """Number of connections, with or without a handshake."""
+        self.open_connections = 0
+        self.port = 0
+
+    def url(self, path: str = "/cat.jpg", host: str = HOST) -> str:
+        return f"{self.scheme}://{host}:{self.port}{path}"
+
+    def fetcher(self, *hosts: str, max_bytes: int = 2**20, **others: Any) -> Fetcher:  # noqa: ANN401
+        """Make a fetcher that trusts the authority and treats loopback as public."""
+        trust = ssl.create_default_context()
+        self.authority.configure_trust(trust)
+        given = {"resolve": self.resolve, "is_allowed": lambda found: found == LOOPBACK or is_public(found), "trust": trust}
+        return Fetcher(hosts or (f"*:{self.port}",), max_bytes, **{**given, **others})
+
+    async def resolve(self, name: str, port: int) -> Sequence[str]:
+        assert 0 < port < 2**16
+        self.lookups[name] += 1
+        if name not in self.names:
+            raise OSError(-2, "Name or service not known")
+        return self.names[name]
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open_connections += 1
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            first, *lines = head.rstrip().split("\r\n")
+            path = first.split(" ")[1]
+            self.requests.append((path, {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}))
+            answer = self.answers.get(path, response(b"nothing here", "404 Not Found"))
+            if isinstance(answer, bytes):
+                writer.write(answer)
+            else:
+                await answer(writer)
+            await writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the client has left
+        finally:
+            self.open_connections -= 1
+            writer.close()
+
+
+@asynccontextmanager
+async def serving_host(*names: str, scheme: str = "https") -> AsyncIterator[Host]:
+    """Run a host, whose certificate has these names, until the block ends; one of http has none."""
+    host = Host(scheme)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if scheme == "https" else None
+    if context is not None:
+        host.authority.issue_cert(*(names or (HOST,))).configure_cert(context)
+
+    server = await asyncio.start_server(host.answer, LOOPBACK, 0, ssl=context)
+    host.port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield host

@@ -266,6 +266,14 @@ def config(name: str, model: onnx.ModelProto, parameters: dict[str, str]) -> str
     )
 
 
+def save(repository: Path, name: str, model: onnx.ModelProto, text: str) -> None:
+    """Put a model with its config into a model repository."""
+    folder = repository / name / "1"
+    folder.mkdir(parents=True)
+    onnx.save(model, folder / "model.onnx")
+    (folder.parent / "config.pbtxt").write_text(text, encoding="utf-8")
+
+
 _FILE_CONFIG = f"""
 name: "file_in"
 backend: "python"
@@ -348,10 +356,7 @@ def write(repository: Path) -> None:
     text = made["six_columns"][1].replace("six_columns", "person_and_car").replace("red,blue", "person,car")
     made["person_and_car"] = made["six_columns"][0], text
     for name, (model, text) in made.items():
-        folder = repository / name / "1"
-        folder.mkdir(parents=True)
-        onnx.save(model, folder / "model.onnx")
-        (folder.parent / "config.pbtxt").write_text(text, encoding="utf-8")
+        save(repository, name, model, text)
     (repository / "two_versions" / "2").mkdir()
     model = onnx.load(repository / "two_versions" / "1" / "model.onnx")
     (weights,) = (node for node in model.graph.node if node.output == ["weights"])

@@ -54,36 +54,25 @@ async def test_unclear_framing_is_rejected_and_nginx_passes_none_on(gateway: Gat
     assert "unclear-framing" not in gateway.log.read_text(encoding="utf-8")
 
 
-@pytest.mark.system
-async def test_every_mode_of_every_format_is_decoded_and_no_truncated_image(gateway: Gateway) -> None:
-    """A file that was cut anywhere in its pixels is answered with 422, never with detections on grey."""
-    images = corpus.valid_images()
-    cut = [
-        Case(f"{name} {twentieth}", encode(data[: len(data) * twentieth // 20]))
-        for name, data in images.items()
-        if "animated" not in name  # only its first frame counts
-        for twentieth in range(1, 19)
-    ]
-    whole = await ask_all(gateway.url, [Case(name, encode(data)) for name, data in images.items()])
-    answers = await ask_all(gateway.url, cut)
-
-    assert {label: answer.body for label, answer in whole if answer.status != 200} == {}
-    assert {label: answer.status for label, answer in answers if answer.status not in {415, 422}} == {}
-
-
 async def test_thousands_of_broken_images_do_no_harm(gateway: Gateway) -> None:
+    """A file that was cut anywhere in its pixels is answered with 422, never with detections on grey."""
     random = Random(4603)  # noqa: S311 - the same images in each run
     images = corpus.valid_images()
-    broken = [cut for data in images.values() for cut in corpus.truncate(data)]
-    broken += [corpus.damage(data, random) for data in images.values() for _ in range(40)]
-    broken += [corpus.invent(random) for _ in range(300)]
+    broken = [
+        Case(f"{name} {number}" if number < 19 and "animated" not in name else "", encode(cut))  # only the first frame counts
+        for name, data in images.items()
+        for number, cut in enumerate(corpus.truncate(data), 1)
+    ]
+    broken += [Case("", encode(corpus.damage(data, random))) for data in images.values() for _ in range(40)]
+    broken += [Case("", encode(corpus.invent(random))) for _ in range(300)]
     random.shuffle(broken)
 
     with unharmed(gateway, growth_mb=50):
-        answers = await ask_all(gateway.url, [Case("", encode(image)) for image in broken])
+        answers = await ask_all(gateway.url, broken)
 
     assert len(answers) > 3_000
     assert {answer.status for _, answer in answers} <= {200, 413, 415, 422}
+    assert {label: answer.status for label, answer in answers if label and answer.status not in {415, 422}} == {}
 
 
 async def test_bomb_is_rejected_by_its_header(gateway: Gateway) -> None:

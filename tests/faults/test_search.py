@@ -18,7 +18,7 @@ import pytest
 
 from app.settings.schema import Settings
 from tests.fakes import models as small_models
-from tests.fakes import text_models
+from tests.fakes import other_tasks
 from tests.faults.exchange import NO_ANSWER, Answer, Connection, ask, encode
 from tests.faults.fleet import Fleet, running_fleet
 from tests.faults.meanwhile import meanwhile, until
@@ -56,7 +56,7 @@ def searching(folder: Path, **settings: object) -> Iterator[Fleet]:
     """Run `serve` with search, in two instances and with a PostgreSQL of its own, until the block ends."""
     repository = folder / "models"
     small_models.write(repository)
-    text_models.write(repository)
+    other_tasks.write_readers(repository)
     for model in repository.iterdir():  # a Triton that is restarted loads all that there are
         if not model.name.startswith(("person_and_car", "faces", "ocr", "embedding")):
             shutil.rmtree(model)

@@ -1,4 +1,4 @@
-"""What Frigate's ZMQ detector sends is answered: boxes as those of /detect, and zeros for all that cannot be answered."""
+"""What Frigate's ZMQ detector sends is answered, by any worker: boxes as those of /detect, zeros for what cannot be answered."""
 
 import asyncio
 import json
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import grpc
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import zmq
 import zmq.asyncio
@@ -23,8 +24,10 @@ from app.frigate.listener import Listener
 from app.main import create_app
 from app.pipeline.pipeline import Pipeline
 from app.settings.schema import Settings
-from tests.fakes.models import scene
+from tests.fakes import models
 from tests.fakes.triton import SPEC, FakeTriton, infer_response
+from tests.faults.fleet import Fleet, running_fleet
+from tests.processes import wait_for
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import METRICS, captured_log, eventually, free_port, started
 from tests.world import World, open_world
@@ -105,7 +108,7 @@ def listening(world: World, address: str, seconds: float = 30) -> Iterator[async
 async def test_boxes_are_those_of_detect(triton: object, settings: Settings, connect: Connect, address: str) -> None:
     """Frigate asks once, when it starts, and then sends images only if the model is there; the gateway takes no models."""
     assert triton is not None
-    Image.open(BytesIO(scene("PNG"))).resize((100, 64)).save(file := BytesIO(), "PNG")
+    Image.open(BytesIO(models.scene("PNG"))).resize((100, 64)).save(file := BytesIO(), "PNG")
     own = msgspec.structs.replace(settings, model="six_columns", frigate_zmq=address)
     async with started(create_app(own)) as client:
         detected = (await client.post("/detect", content=file.getvalue())).json()["detections"]
@@ -225,3 +228,38 @@ async def test_listener_waits_for_its_address_and_not_for_triton(
         world.fake.query_refusal = None
         assert await detector.detect() == [FOUND]
     assert [line.method_name for line in log] == ["warning", "info", "warning"]
+
+
+def objects(address: str) -> int:
+    """Send one image as Frigate does; return the number of objects in the answer, and 0 without one within a second."""
+    picture = np.full((models.SIDE, models.SIDE, 3), 255, np.uint8)
+    picture[30:90, 20:80] = (255, 0, 0)
+    with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+        socket.linger, socket.rcvtimeo = 0, 1000
+        socket.connect(address)
+        socket.send_multipart(message(picture))
+        try:
+            return int(np.frombuffer(socket.recv(), np.float32).reshape(20, 6).any(axis=1).sum())
+        except zmq.Again:
+            return 0
+
+
+def answering(fleet: Fleet, port: int | None) -> psutil.Process:
+    (worker,) = (
+        worker
+        for worker in fleet.workers()
+        if any(one.laddr.port == port and one.status == psutil.CONN_LISTEN for one in worker.net_connections("tcp"))
+    )
+    return worker
+
+
+@pytest.mark.system
+def test_another_worker_of_serve_answers_when_one_is_killed(tmp_path: Path, address: str) -> None:
+    models.write(tmp_path / "all")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "all" / "six_columns").rename(tmp_path / "models" / "six_columns")
+    with running_fleet(tmp_path / "models", tmp_path, settings={"model": "six_columns", "frigate_zmq": address}) as fleet:
+        for _ in range(2):
+            wait_for(lambda: objects(address) == 1)
+            answering(fleet, urlsplit(address).port).kill()
+        wait_for(lambda: objects(address) == 1)

@@ -24,7 +24,7 @@ from app.resilience.fairness import ANYBODY
 from app.resilience.memory import MemoryBudget
 from app.telemetry.timing import Timing
 from app.triton.messages import InferResult
-from tests.fakes.https import Host, response, serving
+from tests.fakes.http import Host, response, serving_host
 from tests.fakes.triton import CONFIG, config_with, infer_response
 from tests.pipeline import refusals
 from tests.support import SCENE, eventually, in_cycles
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.world(mode="inline", memory_bytes=40 * len(SCENE))
 
 @pytest.fixture
 async def host() -> AsyncIterator[Host]:
-    async with serving() as made:
+    async with serving_host() as made:
         made.answers[IMAGE] = response(SCENE)
         yield made
 

@@ -14,7 +14,7 @@ from app.remote.address import is_address, is_listed, parse
 from app.remote.fetcher import Fetcher
 from app.remote.public import is_public
 from app.resilience.deadline import Deadline
-from tests.fakes.https import HOST, LOOPBACK, Host, redirect, response, serving
+from tests.fakes.http import HOST, LOOPBACK, Host, redirect, response, serving_host
 from tests.processes import PATIENCE_SECONDS
 from tests.support import eventually, free_port
 
@@ -38,7 +38,7 @@ async def failure(fetcher: Fetcher, url: str, seconds: float = PATIENCE_SECONDS)
 
 @pytest.fixture
 async def host() -> AsyncIterator[Host]:
-    async with serving(HOST, "cdn.example.org") as host:
+    async with serving_host(HOST, "cdn.example.org") as host:
         host.answers["/cat.jpg"] = response(IMAGE, "200 OK", "Content-Type: image/jpeg")
         yield host
 

@@ -17,7 +17,7 @@ from app.embedded.server import EmbeddedTriton
 from app.settings.schema import DIALECTS, Settings
 from app.zoo import description
 from tests.api.conftest import write_keys
-from tests.fakes import models, text_models
+from tests.fakes import models, other_tasks
 from tests.fakes.otlp import Receiver, receiving_traces
 from tests.faults.serving import running_gateway
 from tests.support import ROOT, SCENE, triton_home
@@ -60,7 +60,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Settings for models that the features need."""
     folder = tmp_path_factory.mktemp("together")
     models.write(folder / "all")
-    text_models.write(folder / "all")
+    other_tasks.write_readers(folder / "all")
     for name in MODELS:
         shutil.copytree(folder / "all" / name, folder / "models" / name)
     return Settings(model_repository=str(folder / "models"), triton_home=triton_home(folder), model=DEFAULT)

@@ -19,7 +19,7 @@ from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings
 from tests.fakes import models
-from tests.fakes.classifiers import LABELS, MEAN, STD, WEIGHTS, logits_of, softmax
+from tests.fakes.other_tasks import LABELS, MEAN, STD, WEIGHTS, logits_of, softmax
 from tests.scrape import scrape
 from tests.support import NEEDS_BYTES, SCENE, eventually, json, started, triton_home
 

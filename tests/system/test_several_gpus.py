@@ -1,12 +1,21 @@
-"""Tritons as `tritonserver@0` and `tritonserver@1` start them, but on the CPU, behind a gateway that uses both."""
+"""Tritons as `tritonserver@0` and `tritonserver@1` start them, but on the CPU, behind a gateway that uses both.
+
+And what happens when one of two hangs, or the network to one on another host is lost.
+"""
 
 import asyncio
+import os
 import re
 import shutil
+import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 
 import httpx
 import psutil
@@ -17,17 +26,24 @@ from app.embedded.server import EmbeddedTriton
 from app.settings.schema import Settings
 from app.triton.blocking_client import BlockingClient
 from bench.harness.ports import find_free
-from bench.harness.triton import Triton
-from tests.deploy.test_triton_options import NEWER
-from tests.deploy.units import triton_command
+from bench.harness.processes import ROOT, environment_of
+from bench.harness.triton import Triton, embedded_triton
+from tests.deploy.needs import triton_command
+from tests.deploy.test_models_profile import NEWER
 from tests.faults import models
-from tests.faults.exchange import ask, encode
+from tests.faults.exchange import Line, ask, encode
 from tests.faults.meanwhile import traffic
-from tests.faults.serving import gateway_to
-from tests.faults.test_several_tritons import until_share
+from tests.faults.serving import count_images, gateway_to, stopped
+from tests.networks import bring_up, enter, ip, network
+from tests.processes import PATIENCE_SECONDS
 from tests.support import triton_home
 
 _REQUESTS = 300
+_SHARE = 0.4
+"""What a Triton that is back must get of the images."""
+_DEADLINE = 5
+_ADDRESS, _PORT = "10.99.0.2", 4601
+"""Where the gateway finds Triton in another network."""
 _NEEDED = ("--backend-directory", "--backend-config", "--model-config-name", "--disable-auto-complete-config")
 """Options of the embedded Triton, whose backend and configs are not those of a Triton for GPUs."""
 
@@ -94,6 +110,20 @@ def running(triton: UnitTriton) -> Triton:
     return Triton(triton.settings, psutil.Process(triton.pid), triton)
 
 
+async def until_share(tritons: list[Triton], place: int) -> None:
+    """Wait until a Triton has got its share of the images for a while."""
+    end = monotonic() + PATIENCE_SECONDS
+    before = [await count_images(triton, "checksum") for triton in tritons]
+    while True:
+        await asyncio.sleep(0.5)
+        now = [await count_images(triton, "checksum") for triton in tritons]
+        images = [after - first for after, first in zip(now, before, strict=True)]
+        if images[place] >= _SHARE * sum(images) > 0:
+            return
+        assert monotonic() < end, images
+        before = now
+
+
 async def test_a_gpu_is_lost_and_comes_back(tmp_path: Path, start: Start) -> None:
     models.write(tmp_path / "models")
     tritons = [start(gpu, tmp_path / "models", "checksum") for gpu in range(2)]
@@ -132,3 +162,95 @@ async def test_models_are_divided_among_gpus(tmp_path: Path, start: Start) -> No
 
     assert statuses == [200] * 6
     assert [set(one) for one in calls] == [set("ABC"), set("DEF")]
+
+
+@pytest.mark.faults
+async def test_only_requests_that_a_hung_triton_had_are_late(tmp_path: Path) -> None:
+    models.write(folder := tmp_path / "models")
+    with (
+        embedded_triton(folder, "checksum") as one,
+        embedded_triton(folder, "checksum") as other,
+        gateway_to(one, tmp_path, triton_endpoints=f"{one.address},{other.address}", timeout_seconds=_DEADLINE) as gateway,
+    ):
+        async with traffic(gateway.url) as counted:
+            await counted.until(500)
+            async with stopped(one.process):
+                await counted.until(counted.requests + 500)
+            await until_share([one, other], 0)
+
+    # Those that the eight clients had sent, once for each of the two workers; half of all if the other one did not take its place.
+    assert sum(counted.statuses[status] for status in (503, 504)) <= 16
+    assert set(counted.statuses) <= {200, 503, 504}
+
+
+def listen(network: str) -> socket.socket:
+    """Listen in a network of its own, to which the socket belongs although this process is in another one."""
+
+    def enter_and_listen() -> socket.socket:
+        enter(network)
+        return socket.create_server((_ADDRESS, _PORT))
+
+    with ThreadPoolExecutor(1) as thread:  # which ends afterwards, in that network
+        return thread.submit(enter_and_listen).result()
+
+
+@contextmanager
+def running_gateway(network: str, folder: Path) -> Iterator[str]:
+    settings = {
+        "NEREID_SOCKET": str(folder / "api.sock"),
+        "NEREID_WORKERS": "1",
+        "NEREID_TRITON_ENDPOINTS": f"{_ADDRESS}:{_PORT}",
+        "NEREID_MODEL": "checksum",
+        "NEREID_TIMEOUT_SECONDS": str(_DEADLINE),
+    }
+    command = ["ip", "netns", "exec", network, sys.executable, "-m", "app", "api"]
+    with (folder / "gateway.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env={**environment_of(ROOT), **settings}, stdout=log, stderr=log)
+    try:
+        yield f"unix:{folder / 'api.sock'}"
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_SECONDS)
+
+
+async def until_answered(url: str) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            with suppress(OSError):  # the socket is not there yet
+                if (await ask(url, encode(models.solid(10, 20, 30), Content_Type="image/png"))).status == 200:
+                    return
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--net", "ip", "link"], check=False, capture_output=True).returncode != 0,
+    reason="a network of its own needs root or CAP_NET_ADMIN, and ip from iproute2",
+)
+async def test_network_that_swallows_everything_costs_a_deadline_at_most(tmp_path: Path) -> None:
+    """Nothing comes back from there, not even a refusal."""
+    models.write(folder := tmp_path / "models")
+    with (
+        embedded_triton(folder, "checksum") as triton,
+        network(f"nereid-{os.getpid()}-a") as near,
+        network(f"nereid-{os.getpid()}-b") as far,
+    ):
+        line = Line(triton.address)
+        ip("-n", near, "link", "add", "near", "type", "veth", "peer", "name", "far", "netns", far)
+        bring_up(near, "near", "10.99.0.1")
+        bring_up(far, "far", _ADDRESS)
+        await line.open(sock=listen(far))
+        with running_gateway(near, tmp_path) as url:
+            await until_answered(url)
+            async with traffic(url) as counted:
+                for seconds in (3, 15):
+                    await counted.until(counted.requests + 200)
+                    ip("-n", far, "link", "set", "far", "down")  # what the near network sends is lost without a word
+                    await asyncio.sleep(seconds)
+                    ip("-n", far, "link", "set", "far", "up")
+                    await until_answered(url)
+                await counted.until(counted.requests + 200)
+        line.cut()
+
+    assert counted.slowest < 2 * _DEADLINE
+    assert set(counted.statuses) <= {200, 503, 504}

@@ -21,8 +21,8 @@ from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
 from app.triton.blocking_client import BlockingClient
 from bench.harness.processes import environment_of
 from bench.harness.triton import Triton
+from tests.deploy.needs import options_of
 from tests.deploy.test_models_profile import PROFILES
-from tests.deploy.units import options_of
 from tests.fakes import models
 from tests.faults.serving import serving
 from tests.processes import wait_for

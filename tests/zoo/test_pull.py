@@ -24,8 +24,7 @@ from app.zoo.recipe import DetectionRecipe
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
 from tests.fakes import models
-from tests.fakes.http import serving
-from tests.fakes.https import response
+from tests.fakes.http import response, serving
 from tests.zoo.adding import content, refused
 
 NETWORK = models.models()["yolo_head"][0].SerializeToString()

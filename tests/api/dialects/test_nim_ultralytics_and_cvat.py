@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from tests.api.dialects.conformance import Box, Conformance, Sent
-from tests.fakes.http import scripted
-from tests.fakes.https import Host
+from tests.fakes.http import Host, scripted
 from tests.support import ROOT, SCENE, json, sample_image
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.dialects.conformance import URLENCODED, Box, Conformance, Sent, random_scene
 from tests.fakes import models
-from tests.fakes.https import Host
+from tests.fakes.http import Host
 from tests.support import SCENE, json
 
 V1 = "/infer/object_detection"

@@ -15,7 +15,7 @@ from app.model.heads import HEADS
 from tests.browser import opened
 from tests.faults.serving import Gateway
 from tests.support import json, sample_image
-from tests.system.page.scene import KEY, SCENE, TURNED, ask, choose, enlarged_scene
+from tests.system.page.conftest import BOSS, KEY, SCENE, TURNED, ask, choose, enlarged_scene
 
 pytestmark = pytest.mark.usefixtures("triton")
 TRANSPARENT, FILLED, LINE = 0, 102, 255
@@ -59,6 +59,19 @@ SWATCHES = """
     })
 """
 """Reads the colours of the classes in the list."""
+
+CALL = """
+    async ([url, method, key, image]) => {
+      const body = image && Uint8Array.from(atob(image), (character) => character.charCodeAt(0));
+      try {
+        const response = await fetch(url, { method, headers: key ? { Authorization: `Bearer ${key}` } : {}, body });
+        return [response.status, await response.json(), response.headers.has("X-Request-ID")];
+      } catch (error) {
+        return error.name;
+      }
+    }
+"""
+"""Makes a request, and returns what a page can read of the response, or the name of the browser's error."""
 
 
 async def shown(page: Page) -> list[str]:
@@ -314,3 +327,26 @@ async def test_the_policy_stops_what_is_not_the_pages_own(browser: Browser, gate
 
         assert await page.evaluate("window.ran") is None
         assert await page.evaluate("violations.splice(0)") == ["script-src-elem inline"]
+
+
+async def test_pages_of_listed_origins_read_all_but_changes_of_models_and_others_read_nothing(
+    browser: Browser, keyed_gateway: Gateway, site: str
+) -> None:
+    """The same page under another name of the machine is of another origin."""
+    refused, told = "TypeError", ("blocked by CORS policy", "ERR_FAILED")  # to the page, and in the console
+
+    async def call(page: Page, method: str, path: str, key: str = "", image: bytes = b"") -> Any:  # noqa: ANN401
+        return await page.evaluate(CALL, [keyed_gateway.url + path, method, key, b64encode(image).decode() or None])
+
+    async with opened(browser, site, "401", *told) as page:
+        found = await call(page, "POST", "/detect", KEY, SCENE)
+        rejected = await call(page, "POST", "/detect", "camera.wrong", SCENE)
+        models = await call(page, "GET", "/models", KEY)
+        assert [await call(page, method, "/models/doors", BOSS) for method in ("POST", "DELETE")] == [refused] * 2
+    async with opened(browser, site.replace("127.0.0.1", "localhost"), *told) as page:
+        assert await call(page, "POST", "/detect", KEY, SCENE) == refused
+        assert await call(page, "GET", "/") == refused  # without a preflight request
+
+    assert [answer[::2] for answer in (found, rejected, models)] == [[200, True], [401, True], [200, True]]
+    assert [detection["class_name"] for detection in found[1]["detections"]] == ["red", "blue"]
+    assert rejected[1]["code"] == "unauthorized"

@@ -11,7 +11,7 @@ from tests.api.conftest import write_keys
 from tests.browser import opened
 from tests.faults.serving import Gateway, running_gateway
 from tests.postgres import Server
-from tests.system.page.scene import KEY, SCENE, choose, enlarged_scene, options_of
+from tests.system.page.conftest import KEY, SCENE, choose, enlarged_scene, options_of
 
 pytestmark = pytest.mark.usefixtures("triton")
 OTHER = enlarged_scene(times=3)

@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Page, expect
 from tests.browser import opened
 from tests.faults.serving import Gateway
 from tests.programs import require_program
-from tests.system.page.scene import BLOB, SCENE, ask, choose
+from tests.system.page.conftest import BLOB, SCENE, ask, choose
 
 pytestmark = pytest.mark.usefixtures("triton")
 

@@ -1,4 +1,8 @@
-"""Small classifiers that really run in Triton: the scores are sums of an image's mean colour, which a test can compute."""
+"""Small models of other tasks that really run in Triton: classifiers, and readers of text.
+
+The scores of the classifiers are sums of an image's mean colour, which a test can compute. The readers "read" the scene: red
+rectangles are an r, and blue ones, upside down, a b.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
-from tests.fakes.models import config
+from tests.fakes.models import config, save
 
 SIDE = 32
 LABELS = ("red", "green", "blue", "light")
@@ -74,18 +78,73 @@ def _onnx(made: Classifier) -> onnx.ModelProto:
     return model
 
 
-def write(repository: Path) -> None:
-    """Put all of them into a model repository, one of them a second time without a batch dimension in its config."""
+_READERS = {
+    # What is not white is text.
+    "ocr_detection": (
+        """(uint8[batch, height, width, 3] image) => (float[batch, height, width] map) {
+    pixels = Cast <to = 1> (image)
+    darkest = ReduceMin <axes = [3], keepdims = 0> (pixels)
+    half = Constant <value_float = 128.0> ()
+    is_dark = Less (darkest, half)
+    map = Cast <to = 1> (is_dark)
+}""",
+        {"task": "text_detection", "square": "128"},
+    ),
+    "ocr_direction": (
+        """(uint8[batch, 48, 192, 3] image) => (float[batch, 2] probabilities) {
+    pixels = Cast <to = 1> (image)
+    mean = ReduceMean <axes = [1, 2], keepdims = 0> (pixels)
+    red, green, blue = Split <axis = 1> (mean)
+    is_blue = Greater (blue, red)
+    turned = Cast <to = 1> (is_blue)
+    one = Constant <value_float = 1.0> ()
+    upright = Sub (one, turned)
+    probabilities = Concat <axis = 1> (upright, turned)
+}""",
+        {"task": "classification", "labels": "0,180", "resize": "line", "widths": "192", "scores": "probabilities"},
+    ),
+    # An r has the score 0.9, a b 0.7.
+    "ocr_recognition": (
+        """(uint8[batch, 48, width, 3] image) => (int64[batch, width] classes, float[batch, width] scores) {
+    pixels = Cast <to = 1> (image)
+    columns = ReduceMean <axes = [1], keepdims = 0> (pixels)
+    red_column, green_column, blue_column = Split <axis = 2> (columns)
+    last = Constant <value_ints = [2]> ()
+    red = Squeeze (red_column, last)
+    blue = Squeeze (blue_column, last)
+    redness = Sub (red, blue)
+    blueness = Sub (blue, red)
+    little = Constant <value_float = 40.0> ()
+    is_red = Greater (redness, little)
+    is_blue = Greater (blueness, little)
+    r = Cast <to = 7> (is_red)
+    b = Cast <to = 7> (is_blue)
+    b_twice = Add (b, b)
+    classes = Add (r, b_twice)
+    much = Constant <value_float = 0.9> ()
+    less = Constant <value_float = 0.2> ()
+    b_score = Cast <to = 1> (b)
+    doubt = Mul (b_score, less)
+    scores = Sub (much, doubt)
+}""",
+        {"task": "text_recognition", "labels": '["", "r", "b"]', "widths": "160,320"},
+    ),
+}
+
+
+def write_classifiers(repository: Path) -> None:
+    """Put the classifiers into a model repository, one of them a second time without a batch dimension in its config."""
     for name, made in CLASSIFIERS.items():
         model = _onnx(made)
-        _write(repository, name, model, config(name, model, {"labels": ",".join(LABELS), **made.parameters}))
+        save(repository, name, model, config(name, model, {"labels": ",".join(LABELS), **made.parameters}))
     model = _onnx(CLASSIFIERS["bytes_to_logits"])
     text = config("single", model, {"crop": "1", "labels": ""}).replace("max_batch_size: 4", "max_batch_size: 0")
-    _write(repository, "single", model, text.replace("dims: [", "dims: [1, "))
+    save(repository, "single", model, text.replace("dims: [", "dims: [1, "))
 
 
-def _write(repository: Path, name: str, model: onnx.ModelProto, text: str) -> None:
-    folder = repository / name / "1"
-    folder.mkdir(parents=True)
-    onnx.save(model, folder / "model.onnx")
-    (folder.parent / "config.pbtxt").write_text(text, encoding="utf-8")
+def write_readers(repository: Path) -> None:
+    """Put the models of the cascade `ocr` into a model repository."""
+    for name, (graph, parameters) in _READERS.items():
+        model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> read {graph}')
+        onnx.checker.check_model(model, full_check=True)
+        save(repository, name, model, config(name, model, parameters))
