@@ -74,10 +74,10 @@ class Api:
     async def is_refused(self) -> bool:
         return await self.answers("/livez", None)
 
-    async def has_noted(self, *, signals: int = 0, alive: int = 0) -> bool:
-        """Return whether so many of the signals, or of the workers that are alive, have been noted by a patch."""
+    async def has_noted(self, signals: int) -> bool:
+        """Return whether so many signals have been noted by a patch."""
         noted = self.socket.with_name("api.sock.signals")
-        return (noted.stat().st_size if noted.exists() else 0) >= signals and len(list(self.log.parent.glob("*.alive"))) >= alive
+        return noted.exists() and noted.stat().st_size >= signals
 
     async def exit_code(self) -> int:
         return await asyncio.to_thread(self.process.wait, PATIENCE_SECONDS)

@@ -26,17 +26,6 @@ from tests.running_api import FOREVER, Api, running, triton_of_api  # noqa: F401
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import until
 
-# Notes each worker that has shown that it is alive.
-BEATS = """
-import os
-from app.resilience.worker_table import WorkerTable
-beat = WorkerTable.beat
-def beat_and_note(table):
-    beat(table)
-    open(f"{os.environ['NEREID_SOCKET']}.{os.getpid()}.alive", "w").close()
-WorkerTable.beat = beat_and_note
-"""
-
 # Notes each signal to stop; those that follow another one within some seconds are the same.
 SIGNALS = """
 import os
@@ -146,7 +135,7 @@ async def test_a_second_signal_is_ignored_under_a_supervisor(
         api.process.terminate()
         await until(api.is_refused)
         api.process.terminate()
-        await until(partial(api.has_noted, signals=2))
+        await until(partial(api.has_noted, 2))
         assert not request.done()
         for _ in range(2):
             assert await asyncio.to_thread(os.eventfd_read, beats)
@@ -160,7 +149,7 @@ async def test_signal_may_be_sent_twice_and_to_workers_too(fake: FakeTriton, tmp
     async with running(fake, tmp_path, patch, drain_delay_seconds=1, workers=2) as api, stalled(fake, api) as request:
         for count in (1, 2):
             os.killpg(api.process.pid, signal.SIGTERM)
-            await until(partial(api.has_noted, signals=count))
+            await until(partial(api.has_noted, count))
         await until(api.is_refused)
         assert not request.done()
         await check_graceful_end(fake, api, request)
@@ -210,23 +199,6 @@ mp.ASGIWorker = make_late"""
 def test_code_of_granian_that_the_server_overrides_is_unchanged(function: Callable[..., object], digest: str) -> None:
     """If Granian has changed it, look through `app/server.py` before the new digest."""
     assert hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16] == digest
-
-
-@pytest.mark.system
-async def test_a_worker_that_does_not_respond_is_replaced(fake: FakeTriton, tmp_path: Path) -> None:
-    async with running(fake, tmp_path, BEATS, workers=2) as api:
-        await until(partial(api.has_noted, alive=2))
-        stopped, other = api.workers()
-        stopped.suspend()
-
-        async def is_replaced() -> bool:
-            return has_ended(stopped) and len(api.workers()) == 2 and (await api.detect()).status_code == 200
-
-        await until(is_replaced)
-        assert other in api.workers()
-        assert f"nereid: worker {stopped.pid} does not respond; replacing it" in api.messages
-        api.process.terminate()
-        assert await api.exit_code() == 0
 
 
 FAILING_START = """
