@@ -16,7 +16,7 @@ from app.triton.silence import Silence
 from app.triton.status import Draining
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
 from tests.pipeline import refusals
-from tests.pipeline.conftest import fail, is_closed
+from tests.pipeline.conftest import is_closed
 from tests.pipeline.refusals import Refusal
 from tests.support import eventually
 from tests.world import HANG_SECONDS, World
@@ -30,24 +30,6 @@ HEARD = pytest.mark.usefixtures("heard")
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton does not count as silent, however late a busy machine lets it answer."""
     monkeypatch.setattr(Silence, "ask", lambda *_: None)
-
-
-async def test_failures_open_the_circuit_until_a_probe_is_answered(world: World) -> None:
-    await fail(world, 4)
-    assert is_closed(world)
-    world.fake.refusal = refusals.STOPPING
-    await fail(world, 1)
-    assert not is_closed(world)
-    assert is_closed(world, "other")
-    asked = len(world.fake.requests)
-    for probes in (1, 2):
-        await world.time.skip(1)
-        await eventually(lambda probes=probes: len(world.fake.requests) >= asked + probes)  # type: ignore[misc]
-    assert not is_closed(world)
-    world.fake.refusal = None
-
-    await eventually(lambda: is_closed(world))
-    assert {request.id for request in world.fake.requests[asked:]} == {"probe"}
 
 
 @HEARD
