@@ -67,16 +67,23 @@ async def test_worker_is_prepared_for_its_first_request_and_leaves_no_memory(set
 
 
 async def test_leftovers_of_killed_workers_are_removed(settings: Settings) -> None:
+    """Triton unmaps them for the first worker with shared memory, but not what is in use, nor what others have registered."""
     (leftover := SHM / "nereid-4194304-0123abcd").touch()  # the process id is larger than the kernel allows
     fake = FakeTriton()
-    fake.regions, fake.keys = {"stale"}, {"stale": f"/{leftover.name}"}
+    fake.keys = {"stale": f"/{leftover.name}", "of others": "/theirs", "without a slash": "theirs"}
+    fake.regions = set(fake.keys)
     async with serving(fake) as port:
+        in_memory = msgspec.structs.replace(with_triton(settings, port), transport="auto")
         async with started(create_app(with_triton(settings, port))):  # its transport is `inline`
             assert not leftover.exists()
-            assert fake.regions == {"stale"}
-        async with started(create_app(msgspec.structs.replace(with_triton(settings, port), transport="auto"))):
-            assert len(fake.regions) == 1
-            assert "stale" not in fake.regions
+            assert fake.regions == {"stale", "of others", "without a slash"}
+        async with started(create_app(in_memory)):
+            living = fake.regions.copy()
+            assert len(living) == 3
+            assert living > {"of others", "without a slash"}
+            assert "stale" not in living
+            async with started(create_app(in_memory)):
+                assert fake.regions > living
 
 
 async def test_no_task_or_thread_runs_once_the_application_has_ended(
