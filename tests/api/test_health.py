@@ -1,6 +1,5 @@
 """Liveness, readiness, the health report and metrics, whatever state Triton is in."""
 
-import asyncio
 from pathlib import Path
 
 import grpc
@@ -19,7 +18,7 @@ from app.telemetry.timing import STAGES
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.scrape import Samples, read_samples, scrape
-from tests.support import SCENE, call, captured_log, chunk, eventually, json, receiving, started, until
+from tests.support import SCENE, call, captured_log, chunk, json, receiving, started
 from tests.world import time_of_app
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
@@ -165,31 +164,3 @@ async def test_detection_counts_in_every_stage_and_a_retry_by_its_reason(gateway
     retries = {name: value for name, value in changed.items() if name.startswith("api_retries")}
     assert retries == {'api_retries_total{reason="disconnected"}': 1}
     assert not {name for name in changed if name.startswith(("api_errors", "api_rejections", "api_deadlines"))}
-
-
-async def test_full_gateway_shows_what_is_in_use_and_counts_rejections_by_their_reason() -> None:
-    fake = FakeTriton()
-    async with serving(fake), started(create_app(settings_for(fake.url, max_requests=1))) as client:
-        fake.may_answer.clear()
-        fake.requests.clear()
-        request = asyncio.create_task(client.post("/detect", content=SCENE))
-        await eventually(lambda: fake.running == 1)
-        found: Samples = {}
-
-        async def shows_it() -> bool:
-            found.update(await scrape(client))
-            return found.get('api_model_active_requests{model="tiny"}') == 1
-
-        await until(shows_it)
-        before = await scrape(client)
-        assert (await client.post("/v1/predict/tiny", content=SCENE)).status_code == 429
-        changed = await differences(client, before)
-        fake.may_answer.set()
-        await request
-
-    assert changed[requests("/v1/predict/{model}", 429)] == 1
-    assert changed['api_rejections_total{reason="requests"}'] == 1
-    assert changed['api_errors_total{code="gateway_full"}'] == 1
-    assert found["api_active_requests"] == 2  # the scrape is one, too
-    assert found['api_model_request_limit{model="tiny"}'] == found["api_slots_in_use"] == 1 < found["api_slots"]
-    assert found['api_reserved_bytes{purpose="images"}'] >= 32 * 32 * 3

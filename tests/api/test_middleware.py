@@ -27,6 +27,7 @@ from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter,
 from app.main import create_app
 from tests.api.conftest import post_unread, settings_for, write_keys
 from tests.fakes.triton import FakeTriton, infer_response
+from tests.scrape import Samples, scrape
 from tests.support import (
     RESOURCES,
     SCENE,
@@ -40,6 +41,7 @@ from tests.support import (
     lifespan_of,
     receiving,
     staying,
+    until,
 )
 
 Log = list[CapturedCall]
@@ -141,11 +143,29 @@ async def test_request_for_a_full_model_is_rejected_before_the_body_is_read(fill
             reply = await call(app, staying(chunk(b"no image")), path, {"Content-Type": "image/bmp"})
             assert reply.problem["code"] in {"unsupported_format", "wrong_task"}
     async with calling(app) as client:
+        before: Samples = {}
+
+        async def shows_both() -> bool:
+            before.update(await scrape(client))
+            return before.get('api_model_active_requests{model="other"}') == 1
+
+        await until(shows_both)
         form = await client.post("/detect", files={"image": SCENE}, data={"model": "other"})  # whose model is not known before
         assert json(form, 429)["code"] == "gateway_full"
+        after = await scrape(client)
     fake.may_answer.set()
 
     assert [reply.status for reply in await asyncio.gather(*running)] == [502, 502]
+    for name in (
+        'api_requests_total{endpoint="/detect",status="429"}',
+        'api_rejections_total{reason="requests"}',
+        'api_errors_total{code="gateway_full"}',
+    ):
+        assert after[name] == before[name] + 1
+    assert before["api_active_requests"] == 3  # the scrape is one, too
+    assert before['api_model_active_requests{model="tiny"}'] == before['api_model_request_limit{model="tiny"}'] == 1
+    assert before["api_slots_in_use"] == 2 < before["api_slots"]
+    assert before['api_reserved_bytes{purpose="images"}'] >= 2 * 32 * 32 * 3
 
 
 async def test_flood_with_a_key_leaves_room_to_another(filling: tuple[FakeTriton, Application], tmp_path: Path) -> None:
