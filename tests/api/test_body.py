@@ -30,7 +30,7 @@ URL = "https://a.org/x.jpg"
 COCO, ADDRESS = [("boxes", "coco")], [("url", URL)]
 
 
-def part(name: str, content: bytes, *, filename: str | None = None) -> bytes:
+def part(name: str, content: bytes, filename: str | None = None) -> bytes:
     file = "" if filename is None else f'; filename="{filename}"\r\nContent-Type: image/jpeg'
     return f'--b\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + content + b"\r\n"
 
