@@ -66,7 +66,7 @@ def hostile() -> Iterator[tuple[str, str, dict[str, Any]]]:
     for files, data in (
         *(({"image": new}, {"userid": name}) for name in ("", " ", "\0", 600 * "x")),
         ({"image": new}, {}),
-        *((files, {"userid": "Ruth"}) for files in ({}, [("image", SCENE)] * 65)),
+        *((files, {"userid": "Ruth"}) for files in (None, [("image", SCENE)] * 65)),
         *(({"image": SCENE, "image2": wrong}, {"userid": "Ruth"}) for wrong in (picture(), b"no image")),
     ):
         yield "POST", "/v1/vision/face/register", {"files": files, "data": data}
