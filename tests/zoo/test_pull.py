@@ -26,7 +26,7 @@ from app.zoo.repository import Repository
 from tests.fakes import models
 from tests.fakes.http import serving
 from tests.fakes.https import response
-from tests.zoo.adding import content, refused
+from tests.zoo.adding import content, new_repository, refused  # noqa: F401 - a fixture
 
 NETWORK = models.models()["yolo_head"][0].SerializeToString()
 MEMBER = "detectors/weights/tiny.onnx"
@@ -167,11 +167,6 @@ def network(tmp_path: Path) -> Path:
     path = tmp_path / "published.onnx"
     path.write_bytes(NETWORK)
     return path
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    return Repository(tmp_path / "repository")
 
 
 def assert_finds(model: Path) -> None:
