@@ -48,7 +48,7 @@ ELSEWHERE: tuple[str, object] = "app.triton.client.TritonClient.register", regis
 
 
 @NEEDS_BYTES
-@pytest.mark.usefixtures("triton")
+@pytest.mark.usefixtures("served")
 async def test_file_travels_through_shared_memory_if_it_fits(settings: Settings) -> None:
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         for more in (0, 1 << 20):
@@ -66,7 +66,7 @@ async def test_file_travels_through_shared_memory_if_it_fits(settings: Settings)
         ("shm", "elsewhere", 503, "inline"),
     ],
 )
-@pytest.mark.usefixtures("triton")
+@pytest.mark.usefixtures("served")
 async def test_tensors_go_inline_without_shared_memory_if_they_may(  # noqa: PLR0913, PLR0917 - a table
     settings: Settings, monkeypatch: pytest.MonkeyPatch, mode: Mode, cause: str, status: int, in_use: str
 ) -> None:

@@ -14,7 +14,7 @@ from tests.fakes.http import answering
 from tests.system.gateway import RunningGateway, running_gateway
 from tests.system.page.scene import SCENE, options_of
 
-pytestmark = pytest.mark.usefixtures("triton")
+pytestmark = pytest.mark.usefixtures("served")
 
 CALL = """
     async ([url, method, key, image]) => {

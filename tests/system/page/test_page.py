@@ -17,7 +17,7 @@ from tests.support import json, sample_image
 from tests.system.gateway import RunningGateway
 from tests.system.page.scene import KEY, SCENE, TURNED, ask, choose, enlarged_scene
 
-pytestmark = pytest.mark.usefixtures("triton")
+pytestmark = pytest.mark.usefixtures("served")
 TRANSPARENT, FILLED, LINE = 0, 102, 255
 
 EDGES = """

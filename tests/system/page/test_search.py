@@ -13,7 +13,7 @@ from tests.postgres import Server
 from tests.system.gateway import RunningGateway, running_gateway
 from tests.system.page.scene import KEY, SCENE, choose, enlarged_scene, options_of
 
-pytestmark = pytest.mark.usefixtures("triton")
+pytestmark = pytest.mark.usefixtures("served")
 OTHER = enlarged_scene(times=3)
 
 

@@ -15,7 +15,7 @@ from tests.programs import require_program
 from tests.system.gateway import RunningGateway
 from tests.system.page.scene import BLOB, SCENE, ask, choose
 
-pytestmark = pytest.mark.usefixtures("triton")
+pytestmark = pytest.mark.usefixtures("served")
 
 
 async def copied(page: Page, language: str) -> str:
