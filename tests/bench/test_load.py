@@ -9,7 +9,7 @@ import pytest
 from bench.load.driver import Driver
 from bench.load.images import Sample
 from bench.load.target import local_target
-from tests.bench.support import CAT
+from tests.bench.test_statistics import CAT
 
 FULL = "429 Too Many Requests"
 SAMPLE = Sample("chelsea", b"\xff\xd8image", frozenset({"cat"}))

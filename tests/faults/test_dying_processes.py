@@ -6,7 +6,7 @@ import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from app.host.http import get_status
+from app.triton.shared_memory import SHM
 from bench.harness.triton import Triton
-from tests.bench.support import arenas_of
 from tests.faults import models
 from tests.faults.exchange import Connection, ask, encode
 from tests.faults.fleet import Fleet, running_fleet
@@ -250,6 +250,11 @@ async def test_every_answer_belongs_to_its_request(fault_repository: Path, tmp_p
 
     assert set(counted.statuses) <= {200, 503}
     assert ends["Triton"] >= 3
+
+
+def arenas_of(pids: Iterable[int]) -> list[Path]:
+    """Return the shared-memory arenas that processes have created."""
+    return [path for pid in pids for path in SHM.glob(f"nereid-{pid}-*")]
 
 
 @pytest.mark.soak
