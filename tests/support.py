@@ -1,4 +1,4 @@
-"""What many tests need: paths, free ports, an application with its lifespan, and its answers."""
+"""What many tests need: paths, free ports, an application with its lifespan, and its answers and metrics."""
 
 import asyncio
 import gc
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import CapturedCall, CapturingLogger
 
 from app.api.application import Application
@@ -315,3 +316,26 @@ def captured_log(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[Ca
     logger = CapturingLogger()
     monkeypatch.setattr(module, "LOG", logger)
     return logger.calls
+
+
+Samples = dict[str, float]
+"""By name and labels, as the text format writes them: `name{label="value"}`."""
+
+
+async def scrape(client: httpx.AsyncClient) -> Samples:
+    answer = await client.get("/metrics")
+    assert answer.status_code == 200, answer.text
+    return read_samples(answer.text)
+
+
+def read_samples(text: str) -> Samples:
+    return {
+        sample.name + _write_labels(sample.labels): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def _write_labels(labels: dict[str, str]) -> str:
+    pairs = ",".join(f'{name}="{value}"' for name, value in sorted(labels.items()))
+    return f"{{{pairs}}}" if pairs else ""

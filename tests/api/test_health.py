@@ -17,8 +17,7 @@ from app.resilience import last_valid
 from app.telemetry.timing import STAGES
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.scrape import Samples, read_samples, scrape
-from tests.support import SCENE, call, captured_log, chunk, json, receiving, started
+from tests.support import SCENE, Samples, call, captured_log, chunk, json, read_samples, receiving, scrape, started
 from tests.world import time_of_app
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]

@@ -27,11 +27,11 @@ from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter,
 from app.main import create_app
 from tests.api.conftest import post_unread, settings_for, write_keys
 from tests.fakes.triton import FakeTriton, infer_response
-from tests.scrape import Samples, scrape
 from tests.support import (
     RESOURCES,
     SCENE,
     Reply,
+    Samples,
     call,
     calling,
     captured_log,
@@ -40,6 +40,7 @@ from tests.support import (
     json,
     lifespan_of,
     receiving,
+    scrape,
     staying,
     until,
 )

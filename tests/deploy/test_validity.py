@@ -13,7 +13,7 @@ from app.api.routes import ModelRoute
 from tests.deploy.needs import DASHBOARD, DEPLOY, PATHS, PROJECTS, load
 from tests.deploy.units import MODELS, UNITS
 from tests.nginx import prepare
-from tests.programs import require_program
+from tests.processes import require_program
 from tests.prometheus import CONFIG
 from tests.support import ROOT
 

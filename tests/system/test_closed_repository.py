@@ -9,7 +9,7 @@ import pytest
 from app.doctor.finding import Severity
 from app.settings.schema import Settings
 from tests.doctor.setups import run_command
-from tests.programs import obeying_modes
+from tests.processes import obeying_modes
 from tests.support import IMAGES
 from tests.system.gateway import running_gateway
 

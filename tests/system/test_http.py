@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from tests.faults.exchange import Connection, encode
-from tests.scrape import scrape
-from tests.support import free_port
+from tests.support import free_port, scrape
 from tests.system.gateway import RunningGateway, running_gateway
 
 SECRET = "a-secret"  # noqa: S105 - it protects nothing

@@ -12,9 +12,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as messages
 
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.programs import require_program
-from tests.scrape import Samples, read_samples
-from tests.support import SCENE, eventually
+from tests.processes import require_program
+from tests.support import SCENE, Samples, eventually, read_samples
 from tests.system.gateway import RunningGateway, running_gateway
 
 REQUESTS = 160

@@ -11,8 +11,7 @@ import numpy as np
 import psutil
 
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.scrape import scrape
-from tests.support import SCENE, eventually
+from tests.support import SCENE, eventually, scrape
 from tests.system.gateway import RunningGateway, running_gateway
 
 LIMIT = 4

@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from tests.browser import opened
-from tests.programs import require_program
+from tests.processes import require_program
 from tests.system.gateway import RunningGateway
 from tests.system.page.scene import BLOB, SCENE, ask, choose
 
