@@ -81,7 +81,8 @@ def one_process_at_a_time(folder: Path) -> Iterator[Path]:
 def share(folder: Path, serve: Callable[[], AbstractContextManager[str]]) -> str:
     """Let the first process that comes here serve for all until `leave`; all get the text that it yields.
 
-    Starting a server takes as long as many tests that ask it. The folder is known to all processes. If the first process dies, which ends its servers, the next one that comes serves.
+    Starting a server takes as long as many tests that ask it. The folder is known to all processes. If the first one dies, which
+    ends its servers, the next one that comes serves.
     """
     with one_process_at_a_time(folder):
         server, users = (_USED.enter_context((folder / name).open("a+", encoding="utf-8")) for name in ("server", "users"))

@@ -10,7 +10,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import msgspec
-import numpy as np
 import pytest
 import structlog
 from PIL import Image
@@ -23,7 +22,7 @@ from app.pipeline.decode_threads import DecodeThreads
 from app.resilience.fairness import ANYBODY
 from app.settings.schema import Settings
 from app.triton.shared_memory import SHM
-from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.fakes.triton import FakeTriton, serving
 from tests.imaging.samples import encode
 from tests.support import SCENE, eventually, started
 from tests.world import Gate
@@ -148,8 +147,7 @@ async def test_work_that_outlives_its_request_ends_before_the_application(
 async def test_memory_suffices_for_the_largest_image(settings: Settings, image_format: str, side: int) -> None:
     """This holds however little memory the settings give to all requests; an AVIF is rewritten for its decoder."""
     little = msgspec.structs.replace(settings, memory_mb=1, max_file_size_mb=1, max_batch_size_mb=1, max_megapixels=1)
-    fake = FakeTriton()
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake = FakeTriton().find_nothing()
     image = encode(Image.new("RGB", (side, side)), image_format)
     async with serving(fake) as port, started(create_app(with_triton(little, port))) as client:
         assert (await client.post("/detect", content=image + bytes(1_000_000))).status_code == 200

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import grpc
 import httpx
-import numpy as np
 import psutil
 import pytest
 from granian import _signals
@@ -25,7 +24,7 @@ from app.api.caller import keys
 from app.host.processes import SUPERVISED, kill_group
 from app.triton.shared_memory import sweep
 from tests.fakes.http import listening_on
-from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.fakes.triton import FakeTriton, serving
 from tests.processes import PATIENCE_SECONDS, has_ended, nothing_left_running  # noqa: F401 - a fixture
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import REPOSITORY, ROOT, SCENE, until
@@ -130,8 +129,7 @@ async def running(
 
 @pytest.fixture
 async def fake() -> AsyncIterator[FakeTriton]:
-    fake = FakeTriton()
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake = FakeTriton().find_nothing()
     async with serving(fake):
         yield fake
 

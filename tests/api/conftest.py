@@ -13,7 +13,6 @@ from typing import Any, ParamSpec
 import grpc
 import httpx
 import msgspec
-import numpy as np
 import pytest
 from litestar import Litestar
 from litestar.routes import BaseRoute
@@ -24,7 +23,7 @@ from app.api.application import Application
 from app.main import create_app
 from app.settings.schema import DIALECTS, Settings
 from tests.fakes import https
-from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.fakes.triton import FakeTriton, serving
 from tests.support import REPOSITORY, SCENE, Headers, Reply, call, calling, free_port, lifespan_of, started
 
 
@@ -37,8 +36,7 @@ def settings_for(url: str, **others: object) -> Settings:
 @pytest.fixture(scope="module")
 async def shared_app() -> AsyncIterator[Application]:
     """An application whose Triton finds nothing, which accepts bodies of one MiB; only for tests that leave both as they are."""
-    fake = FakeTriton()
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake = FakeTriton().find_nothing()
     async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, max_file_size_mb=1))):
         yield app
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import grpc
 import httpx
-import numpy as np
 import pytest
 from structlog.testing import CapturedCall
 
@@ -16,7 +15,7 @@ from app.main import create_app
 from app.resilience import last_valid
 from app.telemetry.timing import STAGES
 from tests.api.conftest import settings_for
-from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, Samples, call, captured_log, chunk, json, read_samples, receiving, scrape, started
 from tests.world import time_of_app
 
@@ -151,7 +150,7 @@ async def test_requests_count_with_route_and_status(shared_app: Application, rea
 
 async def test_detection_counts_in_every_stage_and_a_retry_by_its_reason(gateway: Gateway) -> None:
     fake, client = gateway
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake.find_nothing()
     before = await scrape(client)
     fake.next_refusals = [(grpc.StatusCode.UNAVAILABLE, "Socket closed")]
     assert (await client.post("/detect", content=SCENE)).status_code == 200

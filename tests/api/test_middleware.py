@@ -10,7 +10,6 @@ from unittest.mock import AsyncMock
 
 import grpc
 import httpx
-import numpy as np
 import pytest
 from litestar import Litestar, get
 from litestar.exceptions import HTTPException
@@ -26,7 +25,7 @@ from app.api.context import context_of
 from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter, MalformedRequest, UnsupportedMediaType
 from app.main import create_app
 from tests.api.conftest import post_unread, settings_for, write_keys
-from tests.fakes.triton import FakeTriton, infer_response
+from tests.fakes.triton import FakeTriton
 from tests.support import (
     RESOURCES,
     SCENE,
@@ -172,7 +171,7 @@ async def test_request_for_a_full_model_is_rejected_before_the_body_is_read(fill
 async def test_flood_with_a_key_leaves_room_to_another(filling: tuple[FakeTriton, Application], tmp_path: Path) -> None:
     """One key alone may have as many requests in progress as are allowed, and each other one up to half of an equal part."""
     fake, _ = filling
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake.find_nothing()
     fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
     file = write_keys(tmp_path, *((key, "secret", "detect") for key in ("camera", "other")))
     async with lifespan_of(app := create_app(settings_for(fake.url, api_keys_file=file, max_requests=10))):
