@@ -5,6 +5,7 @@ import gc
 import json as stdlib_json
 import os
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -53,7 +54,6 @@ SHARED = ROOT.parent / "shared"
 """More test data; tests that need it are skipped where it does not exist."""
 LIMITS = Limits(1, PixelLimits(10**7, 10**7), timeout_seconds=10, max_timeout_seconds=30)
 """Of a pipeline with one thread."""
-"""Of a pipeline that is the only worker of its host."""
 TABLE_VARIABLE = "NEREID_INTERNAL_WORKER_TABLE_FD"
 """Environment variable by which processes inherit the table of workers."""
 TABLE = WorkerTable()
@@ -296,6 +296,18 @@ def in_cycles(kind: type[T]) -> Iterator[list[T]]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+
+
+@contextmanager
+def peak_below(nbytes: float) -> Iterator[None]:
+    """Demand that the memory of a `with` block stays below this."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < nbytes
 
 
 def own_arenas() -> list[Path]:

@@ -4,9 +4,7 @@ import asyncio
 import functools
 import hashlib
 import selectors
-import tracemalloc
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -17,14 +15,16 @@ import pytest
 from litestar import Litestar
 from litestar.routes import BaseRoute
 from litestar.types import Message, Receive, Scope, Send
+from structlog.testing import CapturedCall
 
 from app import main
+from app.api.admission import middleware
 from app.api.application import Application
 from app.main import create_app
 from app.settings.schema import DIALECTS, Settings
 from tests.fakes import https
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import REPOSITORY, SCENE, Headers, Reply, call, calling, free_port, lifespan_of, started
+from tests.support import REPOSITORY, SCENE, Headers, Reply, call, calling, captured_log, free_port, lifespan_of, started
 
 
 def settings_for(url: str, **others: object) -> Settings:
@@ -68,6 +68,12 @@ async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
             fake.may_answer.clear()
             yield fake, made
             fake.may_answer.set()
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
+    """What is logged at the end of each request."""
+    return captured_log(monkeypatch, middleware)
 
 
 @pytest.fixture
@@ -128,18 +134,6 @@ async def post_unread(app: Application, path: str, headers: Headers) -> Reply:
         await app(scope, receive, send_watched)
 
     return await call(watched, receive, path, headers)
-
-
-@contextmanager
-def peak_below(nbytes: float) -> Iterator[None]:
-    """Demand that the memory of a `with` block stays below this."""
-    tracemalloc.start()
-    try:
-        yield
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < nbytes
 
 
 P = ParamSpec("P")

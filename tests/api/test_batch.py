@@ -13,12 +13,11 @@ from app.api.batch.body import MAX_IMAGES, parse_batch
 from app.errors import InvalidParameter, MalformedRequest
 from app.main import create_app
 from app.settings.schema import Settings
-from tests.api.conftest import peak_below
 from tests.api.test_body import form, part
 from tests.fakes import models
 from tests.fakes.triton import FakeTriton
 from tests.faults.corpus import bombs
-from tests.support import SCENE, captured_log, json, sample_image, started
+from tests.support import SCENE, captured_log, json, peak_below, sample_image, started
 
 FORM = "multipart/form-data; boundary=b"
 JSON = "application/json"

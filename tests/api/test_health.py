@@ -8,7 +8,6 @@ import pytest
 from structlog.testing import CapturedCall
 
 from app import __version__, main
-from app.api.admission import middleware
 from app.api.application import Application
 from app.api.caller import keys
 from app.main import create_app
@@ -21,11 +20,6 @@ from tests.world import time_of_app
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 REFUSAL = grpc.StatusCode.UNAVAILABLE, "failed to connect"
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
-    return captured_log(monkeypatch, middleware)
 
 
 async def test_default_model_that_triton_does_not_have_is_told_of(log: list[CapturedCall], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from litestar.types import Receive, Scope, Send
 from structlog.testing import CapturedCall
 
 from app import errors
-from app.api.admission import middleware
 from app.api.admission.middleware import RequestContextMiddleware
 from app.api.answering import problems
 from app.api.application import Application
@@ -45,11 +44,6 @@ from tests.support import (
 )
 
 Log = list[CapturedCall]
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    return captured_log(monkeypatch, middleware)
 
 
 async def test_request_id_is_kept_if_it_needs_no_escaping(shared_app: Application, log: Log) -> None:
