@@ -127,7 +127,7 @@ mutants *args: _setup
 # Serve, detect and stop once: a quick check of another Python or machine
 [group('develop')]
 smoke: _setup
-    @python -m pytest -q -m system -o timeout=600 -o faulthandler_timeout=660 tests/system/test_smoke.py
+    @python -m pytest -q -m system -o timeout=600 -o faulthandler_timeout=660 tests/system/test_serve.py::test_serve_detects_and_stops
 
 # Inject faults and hostile input into real processes; nginx and Prometheus must be installed
 [group('develop')]

@@ -46,4 +46,4 @@ LOCUST = Environment("locust", "./just bench locust --install")
 RAPIDOCR = Environment("rapidocr", "./just bench text --install")
 """The environment of `bench.contestants.rapid_ocr`."""
 TENSORRT_RTX = Environment("tensorrt_rtx", "./just tensorrt-rtx")
-"""The environment of `tests/system/nvidia`."""
+"""The environment of `tests/system/test_tensorrt.py`."""

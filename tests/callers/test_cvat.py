@@ -23,9 +23,9 @@ from tests.api.test_tasks import IMAGE, triton_for
 from tests.callers.client import run
 from tests.fakes.http import serving
 from tests.fakes.triton import serving as serving_triton
+from tests.faults.serving import running_gateway
 from tests.processes import PATIENCE_SECONDS
 from tests.support import IMAGES, ROOT
-from tests.system.gateway import running_gateway
 
 
 class Task(NamedTuple):

@@ -10,7 +10,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import msgspec
-import psutil
 import pytest
 from PIL import features
 
@@ -26,9 +25,9 @@ from app.triton.shared_memory import MAX_ARENA_BYTES
 from tests.doctor.setups import FAILURE, OK, WARNING, assert_finding, run_command
 from tests.fakes.http import answering, scripted
 from tests.fakes.triton import FakeTriton, serving
+from tests.faults.serving import running_gateway
 from tests.postgres import Server
 from tests.support import free_port
-from tests.system.gateway import running_gateway
 
 EVERYWHERE: dict[str, Any] = {"host": "0.0.0.0"}  # noqa: S104 - nobody listens
 ELSEWHERE = {"triton_endpoints": "127.0.0.1:8001"}
@@ -199,7 +198,7 @@ def test_gateway_that_runs_already(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.system
 async def test_gateway_that_hangs(tmp_path: Path) -> None:
     async with serving(fake := FakeTriton()), running_gateway(fake.url, tmp_path, workers=1) as running:
-        main = psutil.Process(running.process.pid)
+        main = running.process
         stopped = [main, *running.workers()]
         for process in stopped:
             process.suspend()

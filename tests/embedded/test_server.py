@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import msgspec
@@ -33,6 +34,7 @@ from app.triton.control_key import HEADER
 from app.triton.shared_memory import Arena
 from tests.embedded.conftest import MODEL, SHM, imitate, parts, program_of, script, shared
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
+from tests.model.configs import FILE, SIX_COLUMNS, config, table
 from tests.processes import (  # noqa: F401 - a fixture
     nothing_left_running,
     wait_for,
@@ -217,25 +219,31 @@ async def check(fake: FakeTriton, seconds: float = 10) -> None:
     await asyncio.to_thread(check_inference, BlockingClient(fake.url), "tiny", seconds)
 
 
+DIED = "message: Stub process 'tiny_0_0' is not healthy."
+TAKES_FILES = config(SIX_COLUMNS, table(1, name="decoded", data_type="TYPE_INT32"), image=FILE, square="32")
+
+
 @pytest.mark.parametrize(
-    ("status", "said", "reason", "is_final"),
+    ("model", "status", "said", "reason"),
     [
-        ("INTERNAL", "out of luck\nsomewhere", "inference of tiny failed: out of luck$", False),
+        (CONFIG, "INTERNAL", "out of luck\nsomewhere", "inference of tiny failed: out of luck$"),
         # The next check might reach another process of the same model.
-        ("INTERNAL", "message: Stub process 'tiny_0_0' is not healthy.", "of tiny has died", True),
-        ("UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size", "", False),
+        (CONFIG, "INTERNAL", DIED, "of tiny has died"),
+        (TAKES_FILES, "INTERNAL", DIED, "of tiny has died"),
+        (CONFIG, "UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size", ""),
     ],
 )
 async def test_failed_inference_fails_the_check_unless_the_model_is_busy(
-    fake: FakeTriton, status: str, said: str, reason: str, *, is_final: bool
+    fake: FakeTriton, model: dict[str, Any], status: str, said: str, reason: str
 ) -> None:
+    fake.config = model
     fake.refusal = grpc.StatusCode[status], said
     if not reason:
         await check(fake)
         return
     with pytest.raises(CheckError, match=reason) as caught:
         await check(fake)
-    assert caught.value.is_final is is_final
+    assert caught.value.is_final is (said == DIED)
 
 
 async def test_empty_output_or_a_model_without_an_adapter_fails_the_check(fake: FakeTriton) -> None:

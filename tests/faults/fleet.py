@@ -29,11 +29,15 @@ class Fleet(NamedTuple):
     triton_address: str
     """Its gRPC endpoint."""
     size: int
-    """Number of instances."""
+    """Number of instances; 0: the API listens at `url` instead."""
+    url: str
 
     @property
     def sockets(self) -> list[Path]:
         return sorted((self.folder / "run").glob("*.sock"))
+
+    def family(self) -> list[psutil.Process]:
+        return [self.process, *self.process.children(recursive=True)]
 
     def instances(self) -> list[psutil.Process]:
         """Return the parents of the workers."""
@@ -65,7 +69,7 @@ class Fleet(NamedTuple):
 
     def is_ready(self) -> bool:
         """Return whether every instance is ready; NGINX is not asked."""
-        return all(get_status("http://localhost/readyz", 5, socket) == 200 for socket in self._all_sockets())
+        return all(get_status(f"{self.url}/readyz", 5, socket) == 200 for socket in self._all_sockets())
 
     def says(self, text: str) -> int:
         return self.log.read_text(encoding="utf-8", errors="replace").count(text)
@@ -82,8 +86,8 @@ class Fleet(NamedTuple):
         wait_for(is_there)
         return found[0]
 
-    def _all_sockets(self) -> list[Path]:
-        return [self.folder / "run" / f"nereid-{number + 1}.sock" for number in range(self.size)]
+    def _all_sockets(self) -> list[Path | None]:
+        return [self.folder / "run" / f"nereid-{number + 1}.sock" for number in range(self.size)] or [None]
 
     def _children(self, process: psutil.Process) -> list[psutil.Process]:
         try:
@@ -130,13 +134,14 @@ def running_fleet(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    fleet = Fleet(psutil.Process(process.pid), folder, log, Settings(triton_home=str(home)).triton_address, instances)
+    address, url = Settings(triton_home=str(home)).triton_address, f"http://127.0.0.1:{port}"
+    fleet = Fleet(psutil.Process(process.pid), folder, log, address, instances, url)
     try:
         wait_for(lambda: fleet.says("ready: ") > 0 or process.poll() is not None, PATIENCE_SECONDS)
         assert process.poll() is None, log.read_text()
         yield fleet
     finally:
-        family = [fleet.process, *fleet.process.children(recursive=True)] if process.poll() is None else []
+        family = fleet.family() if process.poll() is None else []
         end_group(process, _STOP_SECONDS)
         for member in family:
             if not has_ended(member):

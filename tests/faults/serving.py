@@ -17,7 +17,8 @@ from bench.harness.counters import read_counters
 from bench.harness.ports import find_free
 from bench.harness.processes import running
 from bench.harness.triton import Triton
-from tests.processes import PATIENCE_SECONDS, wait_for
+from tests.processes import PATIENCE_SECONDS, wait_for, wait_for_search
+from tests.support import REPOSITORY
 
 WORKERS = 2
 
@@ -31,6 +32,10 @@ class Gateway(NamedTuple):
     @property
     def address(self) -> str:
         return urlsplit(self.url).netloc
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
 
     def workers(self) -> list[psutil.Process]:
         return list(self.process.children())
@@ -62,7 +67,7 @@ class Gateway(NamedTuple):
 
 @contextmanager
 def serving(
-    triton: Triton,
+    triton: Triton | None,
     folder: Path,
     *,
     wrapper: Sequence[str] = (),
@@ -71,16 +76,16 @@ def serving(
 ) -> Iterator[Gateway]:
     """Run a gateway until the block ends, in a folder that gets its log, in an environment of a `wrapper`.
 
-    Its settings are given by name, in addition to what a test needs; it is ready for the test when the path `ready` answers 200.
+    Its settings are given by name, in addition to what a test needs, and name its Triton and models if none is given; it is ready
+    for the test when the path `ready` answers 200.
     """
     (port,) = find_free(1)
     log = folder / "gateway.log"
     wanted = {
         "port": port,
         "workers": WORKERS,
-        "triton_home": triton.settings.triton_home,
         "model": "null",
-        "model_repository": triton.repository,
+        **({"triton_home": triton.settings.triton_home, "model_repository": triton.repository} if triton else {}),
         **(settings or {}),
     }
     environment = {f"NEREID_{name.upper()}": str(value) for name, value in wanted.items()}
@@ -90,7 +95,7 @@ def serving(
 
 
 @asynccontextmanager
-async def serving_apart(triton: Triton, folder: Path, **others: Any) -> AsyncIterator[Gateway]:  # noqa: ANN401
+async def serving_apart(triton: Triton | None, folder: Path, **others: Any) -> AsyncIterator[Gateway]:  # noqa: ANN401
     """Run a gateway whose way to Triton leads through this event loop, which goes on while it starts and ends."""
     context = serving(triton, folder, **others)
     gateway = await asyncio.to_thread(context.__enter__)
@@ -98,6 +103,24 @@ async def serving_apart(triton: Triton, folder: Path, **others: Any) -> AsyncIte
         yield gateway
     finally:
         await asyncio.to_thread(context.__exit__, None, None, None)
+
+
+@asynccontextmanager
+async def running_gateway(
+    triton_address: str, folder: Path, prefix: Sequence[str] = (), /, **settings: object
+) -> AsyncIterator[Gateway]:
+    """Run a gateway to an address, by default with the model of a fake, and with `prefix` before its command."""
+    given = {
+        "triton_endpoints": triton_address,
+        "model": "tiny",
+        "model_repository": REPOSITORY,
+        "timeout_seconds": 20,  # the default is too short for a machine that stands still for seconds
+        **settings,
+    }
+    async with serving_apart(None, folder, wrapper=prefix, settings=given, ready="/livez") as gateway:
+        if settings.get("search") == "on":
+            await asyncio.to_thread(wait_for_search, gateway.url)
+        yield gateway
 
 
 @contextmanager

@@ -153,8 +153,10 @@ def with_file(name: str) -> Callable[[Watched], AbstractAsyncContextManager[None
     async def during(watched: Watched) -> AsyncIterator[None]:
         file = watched.triton.repository / "faulty" / "1" / name
         file.touch()
-        yield
-        file.unlink()
+        try:
+            yield
+        finally:
+            file.unlink()
 
     return during
 

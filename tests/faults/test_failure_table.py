@@ -255,7 +255,7 @@ async def _(scene: Scene) -> AsyncIterator[None]:
 
 @cause("a proxy on the way to Triton resets connections")
 async def _(scene: Scene) -> AsyncIterator[None]:
-    async with meanwhile(every(0.3, scene.line.reset)):
+    async with meanwhile(every(1, scene.line.reset)):
         yield
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from app.imaging import jpeg
 from tests.reference_detector import QUERY, MatchCounts, ReferenceDetector, boxes
 from tests.support import json
-from tests.system.files import IMAGE_SETS
+from tests.system.test_files import IMAGE_SETS
 
 
 @pytest.mark.parametrize(("model", "least"), [("yolo11n", 0.98), ("yolox_nano", 0.97)])

@@ -17,8 +17,8 @@ from app.embedded.launch import shm_prefix
 from app.settings.schema import Settings
 from tests.fakes import models
 from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.faults.serving import running_gateway
 from tests.support import ROOT, triton_home
-from tests.system.gateway import running_gateway
 
 PICTURES = 40
 ANSWERED = 15

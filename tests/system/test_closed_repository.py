@@ -9,9 +9,9 @@ import pytest
 from app.doctor.finding import Severity
 from app.settings.schema import Settings
 from tests.doctor.setups import run_command
+from tests.faults.serving import running_gateway
 from tests.processes import obeying_modes
 from tests.support import IMAGES
-from tests.system.gateway import running_gateway
 
 
 @pytest.mark.parametrize("place", ["closed", "closed/models", "missing"])

@@ -19,8 +19,8 @@ from app.zoo import description
 from tests.api.conftest import write_keys
 from tests.fakes import models, text_models
 from tests.fakes.otlp import Receiver, receiving_traces
+from tests.faults.serving import running_gateway
 from tests.support import ROOT, SCENE, triton_home
-from tests.system.gateway import running_gateway
 from tests.system.test_model_versions import export
 
 DEFAULT = "person_and_car"

@@ -10,15 +10,15 @@ import httpx
 import pytest
 
 from tests.faults.exchange import Connection, encode
+from tests.faults.serving import Gateway, running_gateway
 from tests.support import free_port, scrape
-from tests.system.gateway import RunningGateway, running_gateway
 
 SECRET = "a-secret"  # noqa: S105 - it protects nothing
 KEY = f"X-API-Key: camera.{SECRET}"
 
 
 @pytest.fixture(scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A gateway of one worker that needs a key, receives one body at a time, and accepts 6 MiB."""
     folder = tmp_path_factory.mktemp("gateway")
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
@@ -29,7 +29,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
 
 
 @pytest.fixture
-async def connection(gateway: RunningGateway) -> AsyncIterator[Connection]:
+async def connection(gateway: Gateway) -> AsyncIterator[Connection]:
     async with await Connection.open(gateway.url) as connection:
         yield connection
 
@@ -80,7 +80,7 @@ async def test_a_chunked_body_that_is_too_large_is_answered(connection: Connecti
     assert await is_alive(connection)
 
 
-async def test_a_full_gateway_answers_a_client_that_goes_on_sending(gateway: RunningGateway, connection: Connection) -> None:
+async def test_a_full_gateway_answers_a_client_that_goes_on_sending(gateway: Gateway, connection: Connection) -> None:
     async with await Connection.open(gateway.url) as another:
         await another.send(head(KEY, length=8) + b"1234")
         key = {"X-API-Key": f"camera.{SECRET}"}

@@ -12,9 +12,9 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as messages
 
 from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.faults.serving import Gateway, running_gateway
 from tests.processes import require_program
 from tests.support import SCENE, Samples, eventually, read_samples
-from tests.system.gateway import RunningGateway, running_gateway
 
 REQUESTS = 160
 TARGETS = (
@@ -31,7 +31,7 @@ TARGETS = (
 
 
 @asynccontextmanager
-async def gateway(folder: Path, **settings: object) -> AsyncIterator[tuple[FakeTriton, RunningGateway]]:
+async def gateway(folder: Path, **settings: object) -> AsyncIterator[tuple[FakeTriton, Gateway]]:
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     async with serving(fake), running_gateway(fake.url, folder, workers=2, **settings) as running:
@@ -71,36 +71,6 @@ def requests(samples: Samples) -> Counter[tuple[str, str]]:
     )
 
 
-def add_version(fake: FakeTriton, name: str, version: str, *counters: int) -> None:
-    """Set the counters that a fake returns for a version, in the order of `ModelStatistics`."""
-    added = fake.statistics.model_stats.add(name=name, version=version, inference_count=counters[0], execution_count=counters[1])
-    added.inference_stats.queue.MergeFrom(messages.StatisticDuration(count=counters[2], ns=counters[3]))
-    added.inference_stats.compute_infer.MergeFrom(messages.StatisticDuration(count=counters[4], ns=counters[5]))
-
-
-async def test_every_request_is_counted_once(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (_, running):
-        before = requests(await scrape(running.url))
-        counts = await load(running.url)
-        async with asyncio.timeout(30):  # what is sent is counted a moment later
-            while requests(await scrape(running.url)) - before != counts:
-                pass
-        detections = counts["/detect", "200"] + counts["/v1/detect", "200"] + counts["/predict/{model}", "200"]
-        for _ in range(8):
-            found = await scrape(running.url)
-            assert requests(found) - before == counts
-            for endpoint in ("/detect", "/v1/detect", "/predict/{model}"):
-                answered = sum(count for (template, _), count in counts.items() if template == endpoint)
-                assert found[f'api_request_duration_seconds_count{{endpoint="{endpoint}"}}'] == answered
-            assert found['api_stage_duration_seconds_count{stage="infer"}'] == detections
-            assert found['api_errors_total{code="unsupported_format"}'] == counts["/detect", "415"]
-            assert found['api_errors_total{code="invalid_image"}'] == counts["/detect", "422"]
-            assert found["api_worker_starts_total"] == 2
-        async with asyncio.timeout(30):  # a request ends a moment after its response
-            while (await scrape(running.url))["api_active_requests"] != 1:
-                pass
-
-
 async def test_counts_of_a_killed_worker_remain(tmp_path: Path) -> None:
     async with gateway(tmp_path, calls_in_flight=100) as (fake, running), AsyncExitStack() as stack:
         before = requests(await scrape(running.url))
@@ -131,7 +101,9 @@ def promtool(text: bytes) -> list[str]:
 async def test_promtool_accepts_the_metrics(tmp_path: Path) -> None:
     """But for the names with `ms`, which are those that dashboards of Triton gateways know."""
     async with gateway(tmp_path) as (fake, running):
-        add_version(fake, "tiny", "1", 8, 2, 4, 4_000_000, 4, 20_000_000)
+        counted = fake.statistics.model_stats.add(name="tiny", version="1", inference_count=8, execution_count=2)
+        counted.inference_stats.queue.MergeFrom(messages.StatisticDuration(count=4, ns=4_000_000))
+        counted.inference_stats.compute_infer.MergeFrom(messages.StatisticDuration(count=4, ns=20_000_000))
         await load(running.url)
         text = b""
         async with httpx.AsyncClient() as client, asyncio.timeout(30):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -20,7 +19,6 @@ import numpy as np
 import pytest
 
 from app.settings.schema import PREFIX
-from bench.harness.ports import find_free
 from bench.harness.processes import environment_of
 from tests.fakes import models
 from tests.faults.exchange import NO_ANSWER, Connection, encode
@@ -197,25 +195,6 @@ async def test_switching_fails_no_request(serving: Service) -> None:
     assert re.search(r"doors: 6 classes, .*, versions 5 \(default\), 6, [1-9]\d* MiB, \d+\.\d ms a batch\n", said)
 
 
-def test_removed_versions_and_models_are_gone(serving: Service) -> None:
-    for version in (1, 2):
-        serving.add(version, "gates")
-    assert "first: nereid use gates:1" in serving.run("remove", "gates:2", status=1)
-    serving.run("remove", "gates:1")
-    serving.wait_for("gates", (404, "unknown_version"), "?version=1")
-    serving.wait_for("gates", (200, "2"))
-    serving.run("remove", "gates")
-    serving.wait_for("gates", (404, "unknown_model"))
-    serving.add(1, "fences")
-    shutil.rmtree(serving.repository / "fences")  # by hand; a link to it would keep Triton from listing its models
-    serving.add(1, "gardens")
-    assert serving.model("gates") is None
-    assert serving.detects()
-    serving.add(3, "gates")
-
-    serving.wait_for("gates", (200, "3"))
-
-
 def test_version_that_triton_cannot_load_is_withdrawn(serving: Service) -> None:
     """Triton loads all versions again, also one whose file was damaged meanwhile."""
     for version in (1, 2):
@@ -232,15 +211,3 @@ def test_version_that_triton_cannot_load_is_withdrawn(serving: Service) -> None:
     damaged.write_bytes(whole)
     serving.add(4, "windows")  # what engines are named by is not used again
     serving.wait_for("windows", (200, "4"))
-
-
-def test_models_cannot_be_loaded_over_tcp(tmp_path: Path) -> None:
-    (port,) = find_free(1)  # Triton takes the next one, too
-    with service(tmp_path, instances=1, triton_ports=port) as serving:
-        assert "POST /predict/doors uses it when Triton starts again: NEREID_TRITON_PORTS" in serving.add(1)
-        assert serving.answer("doors") == (404, "unknown_model")
-        for action in ("load", "unload"):
-            url = f"http://127.0.0.1:{port}/v2/repository/models/six_columns/{action}"
-            refused = httpx.post(url, json={})
-            assert (refused.status_code, "restricted" in refused.text) == (403, True)
-        assert serving.detects()

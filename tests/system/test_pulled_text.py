@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -66,16 +65,3 @@ def test_line_that_is_upside_down(repository: Repository) -> None:
     assert spec_of("ocr_direction", repository).labels == ("0", "180")
     assert upright[0] > 0.9
     assert turned[1] > 0.9
-
-
-def test_text_in_a_picture_is_found(repository: Repository) -> None:
-    page = np.full((480, 640, 3), 230, np.uint8)
-    line = drawn()
-    page[200:260, 100 : 100 + line.shape[1]] = line
-    found = cv2.resize(ask("ocr_detection", repository, page)["text_map"][0], (640, 480))
-
-    assert spec_of("ocr_detection", repository).min_side == 736
-    rows, columns = np.nonzero(found > 76)
-    assert (rows.min() >= 195, rows.max() < 265) == (True, True)
-    assert columns.min() == pytest.approx(112, abs=12)
-    assert columns.max() == pytest.approx(100 + line.shape[1] - 12, abs=12)

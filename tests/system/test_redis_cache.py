@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from onnx import ModelProto, helper, parser
 from PIL import Image
-from redis.asyncio import Redis
 
 from app.settings.schema import PREFIX
 from bench.harness.processes import environment_of
@@ -86,10 +85,6 @@ class Service(NamedTuple):
 
     def run(self, *arguments: object) -> None:
         _run(self.environment, *arguments)
-
-    async def flush(self) -> None:
-        async with Redis.from_url(self.redis.url) as redis:
-            await redis.flushall()
 
     async def ask(self, photos: Sequence[int], key: int = 0, **headers: str) -> list[Asked]:
         """Send photos in this order, over connections to all workers."""
@@ -205,7 +200,7 @@ async def test_no_answer_is_another_ones_while_redis_comes_and_goes(service: Ser
 
 
 async def test_keys_do_not_share_entries(service: Service) -> None:
-    await service.flush()
+    await asyncio.to_thread(service.run, "cache", "clear")
     for key in range(2):
         (first,) = await service.ask([7], key)
         assert first.cache == "miss"
@@ -215,7 +210,7 @@ async def test_keys_do_not_share_entries(service: Service) -> None:
 
 @pytest.mark.timeout(300)
 async def test_a_new_version_never_gets_the_result_of_the_old_one(service: Service) -> None:
-    await service.flush()
+    await asyncio.to_thread(service.run, "cache", "clear")
     old = await service.uncached()
     while HIT not in {one.cache for one in await service.ask(range(PHOTOS))}:
         pass  # the first time, nothing is stored yet

@@ -17,8 +17,8 @@ import numpy as np
 
 from app.api.caller import keys
 from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.faults.serving import Gateway, running_gateway
 from tests.support import ROOT, SCENE, json
-from tests.system.gateway import RunningGateway, running_gateway
 
 NAME = "detector"
 FOLLOW_SECONDS = 3
@@ -50,7 +50,7 @@ class Versions(FakeTriton):
 class Operator:
     """Asks a route, and changes it."""
 
-    def __init__(self, gateway: RunningGateway, client: httpx.AsyncClient, key_file: Path) -> None:
+    def __init__(self, gateway: Gateway, client: httpx.AsyncClient, key_file: Path) -> None:
         self.gateway, self.client, self.key_file = gateway, client, key_file
 
     async def put(self, **route: object) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 import shutil
 import signal
@@ -11,9 +10,9 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from time import sleep
 
 import httpx
-import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -21,8 +20,7 @@ import pytest
 from app.embedded.launch import shm_prefix
 from app.settings.schema import Settings
 from app.triton import shared_memory
-from bench.harness.ports import find_free
-from bench.harness.triton import link_installation
+from bench.harness.processes import running
 from tests.fakes.triton import FakeTriton, infer_response
 from tests.fakes.triton import serving as serving_fake
 from tests.faults.exchange import ask, encode
@@ -31,168 +29,116 @@ from tests.processes import has_ended, wait_for
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import REPOSITORY, ROOT, SCENE, free_port, sample_image
 
-TRITON_WAS_KILLED = "nereid: Triton exited with code -9; restarting it"
 CAT = sample_image("chelsea.jpg")
 MODEL = "yolo11n"
-STUB = "triton_python_b"
-"""How the names of the processes begin in which Triton runs its models; the kernel keeps 15 characters."""
-
-
-class Running:
-    """A `serve` process and where it listens."""
-
-    def __init__(self, settings: Settings, log: Path) -> None:
-        (self.port,) = find_free(1)
-        self.settings = settings
-        self.log = log
-        self.url = f"http://127.0.0.1:{self.port}"
-        environ = {
-            **os.environ,
-            "NEREID_PORT": str(self.port),
-            "NEREID_MODEL_REPOSITORY": settings.model_repository,
-            "NEREID_TRITON_HOME": settings.triton_home,
-            "NEREID_MAX_FILE_SIZE_MB": "1",
-            "NEREID_TIMEOUT_SECONDS": "30",  # nothing is rejected for being late on a busy machine, nor because others wait
-            "NEREID_MAX_REQUESTS": "64",
-        }
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "app", "serve"], cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT
-            )
-
-    def family(self) -> list[psutil.Process]:
-        try:
-            parent = psutil.Process(self.process.pid)
-            return [parent, *parent.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
-
-    def triton(self) -> psutil.Process:
-        return next(process for process in self.family() if process.name() == "tritonserver" and not has_ended(process))
-
-    def backend(self) -> psutil.Process:
-        """Find one of the processes in which that Triton runs the default model."""
-        stubs = [process for process in self.family() if process.name().startswith(STUB) and not has_ended(process)]
-        return next(process for process in stubs if any(f"/{MODEL}/" in argument for argument in process.cmdline()))
-
-    def detects(self) -> bool:
-        return "cat" in httpx.post(f"{self.url}/detect", content=CAT, timeout=30).text
-
-    def shm(self) -> list[Path]:
-        """List the files of its Triton in /dev/shm."""
-        return list(shared_memory.SHM.glob(f"{shm_prefix(self.settings)}*"))
-
-    @property
-    def messages(self) -> str:
-        """Its messages to the user."""
-        return "".join(line for line in self.log.read_text().splitlines(keepends=True) if line.startswith("nereid: "))
-
-    def is_ready(self) -> bool:
-        try:
-            return "nereid: ready: " in self.messages and httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
-        except httpx.HTTPError:
-            return False
+READY_SECONDS = 300  # a first run downloads Triton and the model
 
 
 def have_ended(processes: Iterable[psutil.Process]) -> bool:
     return all(map(has_ended, processes))
 
 
+def detects(fleet: Fleet) -> bool:
+    return "cat" in httpx.post(f"{fleet.url}/detect", content=CAT, timeout=30).text
+
+
+def settings_of(fleet: Fleet) -> Settings:
+    return Settings(triton_home=str(fleet.folder / "triton"))
+
+
+def shm(fleet: Fleet) -> list[Path]:
+    """List the files of its Triton in /dev/shm."""
+    return list(shared_memory.SHM.glob(f"{shm_prefix(settings_of(fleet))}*"))
+
+
 @pytest.fixture(scope="module")
-def settings(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Settings with only the default model, so that Triton starts soon."""
-    repository = tmp_path_factory.mktemp("models")
-    shutil.copytree(Path(settings.model_repository, MODEL), repository / MODEL)
-    return msgspec.structs.replace(settings, model_repository=str(repository))
+def models(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with only the default model, so that Triton starts soon."""
+    folder = tmp_path_factory.mktemp("models")
+    shutil.copytree(repository / MODEL, folder / MODEL)
+    return folder
 
 
 @contextmanager
-def serving(settings: Settings, folder: Path) -> Iterator[Running]:
-    """Run `serve` until the block ends, however it ends; each home has one Triton, so it has a home of its own."""
-    home = folder / "home"
-    home.mkdir()
-    link_installation(home)
-    settings = msgspec.structs.replace(settings, triton_home=str(home))
-    running = Running(settings, folder / "serve.log")
-    family: list[psutil.Process] = []
-    try:
-        wait_for(running.is_ready)
-        family = running.family()
-        yield running
-    finally:
-        print(running.log.read_text())  # noqa: T201 - shown where a test fails
-        everyone = {*family, *running.family()}
-        for process in everyone:
-            if process.is_running():
-                process.kill()
-        running.process.wait()
-        wait_for(lambda: have_ended(everyone))
-        shared_memory.sweep()  # killed processes could not clean up; the next worker would
-        for left in running.shm():
-            left.unlink()
-        shutil.rmtree(settings.triton_folder)
+def serving(models: Path, folder: Path) -> Iterator[Fleet]:
+    """Run `serve` without instances until the block ends, and remove what it leaves if it is killed."""
+    # Nothing is rejected for being late on a busy machine.
+    with running_fleet(models, folder, instances=0, settings={"model": MODEL, "timeout_seconds": 30}) as fleet:
+        wait_for(fleet.is_ready)
+        family = fleet.family()
+        yield fleet
+    wait_for(lambda: have_ended(family))
+    shared_memory.sweep()  # killed processes could not clean up; the next worker would
+    for left in shm(fleet):
+        left.unlink()
+    shutil.rmtree(settings_of(fleet).triton_folder)
 
 
 @pytest.fixture(scope="module")
-def running(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def fleet(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One server for the tests that leave it as it is, or as good as new."""
-    with serving(settings, tmp_path_factory.mktemp("serve")) as running:
-        yield running
+    with serving(models, tmp_path_factory.mktemp("serve")) as fleet:
+        yield fleet
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
-def test_a_signal_stops_everything(settings: Settings, tmp_path: Path, stop: signal.Signals) -> None:
-    with serving(settings, tmp_path) as running:
-        family = running.family()
+@pytest.mark.parametrize(
+    ("stop", "is_repeated"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGINT, True)],
+    ids=["ctrl-c", "terminate", "ctrl-c again and again"],
+)
+def test_a_signal_stops_everything(models: Path, tmp_path: Path, stop: signal.Signals, *, is_repeated: bool) -> None:
+    with serving(models, tmp_path) as fleet:
+        family = fleet.family()
         assert {"tritonserver"} < {process.name() for process in family}
-        assert running.shm()
-        assert httpx.post(f"{running.url}/detect", content=CAT, timeout=30).status_code == 200
+        assert shm(fleet)
+        assert detects(fleet)
         arenas = {path for process in family for path in shared_memory.SHM.glob(f"nereid-{process.pid}-*")}
         assert arenas
-        running.process.send_signal(stop)
-        code = running.process.wait()
+        fleet.process.send_signal(stop)
+        while is_repeated and not has_ended(fleet.process):
+            fleet.process.send_signal(stop)
+            sleep(0.02)
 
-        assert code == 0
+        assert fleet.process.wait() == 0
         wait_for(lambda: have_ended(family))
-        assert not running.shm()
+        assert not shm(fleet)
         assert not any(path.exists() for path in arenas)
         with pytest.raises(httpx.ConnectError):
-            httpx.get(running.url)
+            httpx.get(fleet.url)
 
 
-def test_more_signals_do_not_interrupt_the_clean_up(settings: Settings, tmp_path: Path) -> None:
-    with serving(settings, tmp_path) as running:
-        family = running.family()
-
-        def has_ended_although_it_is_told_again() -> bool:
-            running.process.send_signal(signal.SIGINT)
-            return running.process.poll() is not None
-
-        wait_for(has_ended_although_it_is_told_again)
-        assert running.process.returncode == 0
-        wait_for(lambda: have_ended(family))
-        assert not running.shm()
-
-
-def test_a_worker_ends_with_the_process_that_started_it(settings: Settings, tmp_path: Path) -> None:
-    with serving(settings, tmp_path) as running:
-        family = running.family()
-        api = next(process for process in family if process.name() == "nereid")
-        workers = [process for process in family if "worker" in process.name()]
+def test_a_worker_ends_with_the_process_that_started_it(models: Path, tmp_path: Path) -> None:
+    with serving(models, tmp_path) as fleet:
+        workers = fleet.workers()
         assert workers
-        os.kill(running.process.pid, signal.SIGSTOP)
-        api.kill()
+        fleet.process.suspend()
+        fleet.instances()[0].kill()
 
         wait_for(lambda: have_ended(workers))
+        fleet.process.kill()
 
 
-def test_no_process_outlives_a_killed_parent(settings: Settings, tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_parent(models: Path, tmp_path: Path) -> None:
     """SIGKILL gives it no chance to clean up."""
-    with serving(settings, tmp_path) as running:
-        family = running.family()
-        running.process.kill()
+    with serving(models, tmp_path) as fleet:
+        family = fleet.family()
+        fleet.process.kill()
 
         wait_for(lambda: have_ended(family))
+
+
+def test_serve_detects_and_stops(tmp_path: Path) -> None:
+    """With nothing but the project's own folder: what `./just smoke` runs under every interpreter."""
+    port = free_port()
+    environment = {"NEREID_PORT": str(port)}
+    command = [sys.executable, "-m", "app", "serve"]
+    with running(command, environment, port, "/readyz", tmp_path / "serve.log", ready_seconds=READY_SECONDS) as server:
+        for name, expected in (("chelsea.jpg", "cat"), ("coffee.jpg", "cup")):
+            answer = httpx.post(f"{server.url}/detect", content=sample_image(name), timeout=30).raise_for_status().json()
+            assert expected in {detection["class_name"] for detection in answer["detections"]}
+        server.process.send_signal(signal.SIGINT)
+
+        assert server.process.wait(60) == 0
 
 
 def test_the_parent_of_the_workers_has_no_grpc() -> None:
@@ -203,33 +149,27 @@ def test_the_parent_of_the_workers_has_no_grpc() -> None:
 
 
 @pytest.mark.parametrize("is_port_free", [False, True])
-def test_a_port_or_a_home_in_use_is_reported(running: Running, is_port_free: bool) -> None:  # noqa: FBT001
-    port = free_port() if is_port_free else running.port
-    environ = {**os.environ, "NEREID_PORT": str(port), "NEREID_TRITON_HOME": running.settings.triton_home}
-    second = subprocess.run(
-        [sys.executable, "-m", "app", "serve"], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
-    )
+def test_a_port_or_a_home_in_use_is_reported(fleet: Fleet, is_port_free: bool) -> None:  # noqa: FBT001
+    environ = fleet.process.environ()
+    if is_port_free:
+        environ["NEREID_PORT"] = str(free_port())
+    serve = [sys.executable, "-m", "app", "serve"]
+    second = subprocess.run(serve, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
 
     assert second.returncode == 1
     assert re.fullmatch(
-        rf"(nereid: another process.* runs the Triton in {running.settings.triton_home}; .*\n){{2}}"
+        rf"(nereid: another process.* runs the Triton in {fleet.folder / 'triton'}; .*\n){{2}}"
         if is_port_free
-        else f"nereid: port {port} is in use by process .* -m app serve\\); end it, or choose another with --port\n",
+        else r"nereid: port \d+ is in use by process .* -m app serve\); end it, or choose another with --port\n",
         second.stderr,
     )
-    assert running.is_ready()
+    assert fleet.is_ready()
 
 
-def test_other_commands_find_triton_by_its_home(running: Running) -> None:
-    environ = {
-        **os.environ,
-        "NEREID_PORT": str(running.port),
-        "NEREID_TRITON_HOME": running.settings.triton_home,
-        "NEREID_MODEL_REPOSITORY": running.settings.model_repository,
-    }
+def test_other_commands_find_triton_by_its_home(fleet: Fleet) -> None:
     doctor = [sys.executable, "-m", "app", "doctor", "--json"]
-    said = json.loads(subprocess.run(doctor, cwd=ROOT, env=environ, stdout=subprocess.PIPE, check=False).stdout)
-    severities = {finding["code"]: finding["severity"] for finding in said["findings"]}
+    done = subprocess.run(doctor, cwd=ROOT, env=fleet.process.environ(), stdout=subprocess.PIPE, check=False)
+    severities = {finding["code"]: finding["severity"] for finding in json.loads(done.stdout)["findings"]}
 
     assert (severities["triton"], severities["shared_memory"]) == ("ok", "ok")
 
@@ -241,13 +181,13 @@ async def two_instances(folder: Path) -> AsyncIterator[tuple[FakeTriton, Fleet]]
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     async with serving_fake(fake):
         settings = {"triton_endpoints": fake.url, "model": "tiny", "max_requests": 1, "timeout_seconds": 60}
-        running = running_fleet(REPOSITORY, folder, settings=settings)
-        fleet = await asyncio.to_thread(running.__enter__)  # the instances ask that Triton, which runs in this event loop
+        context = running_fleet(REPOSITORY, folder, settings=settings)
+        fleet = await asyncio.to_thread(context.__enter__)  # the instances ask that Triton, which runs in this event loop
         try:
             yield fake, fleet
         finally:
             fake.may_answer.set()
-            await asyncio.to_thread(running.__exit__, None, None, None)
+            await asyncio.to_thread(context.__exit__, None, None, None)
 
 
 async def is_full(url: str) -> bool:
@@ -270,7 +210,7 @@ async def test_instances_are_one_service(tmp_path: Path) -> None:
         fake.may_answer.set()
         assert (await request).status == 200
 
-        family = fleet.process.children(recursive=True)
+        family = fleet.family()
         killed, other = sorted(fleet.instances(), key=lambda process: float(process.create_time()))
         killed.kill()
         assert (await ask(second, encode(b"", "/livez", "GET"))).status == 200
@@ -278,43 +218,19 @@ async def test_instances_are_one_service(tmp_path: Path) -> None:
         await asyncio.to_thread(wait_for, fleet.is_ready)
         assert other in fleet.instances()
 
-        family += fleet.process.children(recursive=True)
+        family += fleet.family()
         fleet.process.terminate()
         assert await asyncio.to_thread(fleet.process.wait) == 0
         assert have_ended(family)
         assert fleet.sockets == []
 
 
-def test_a_killed_api_is_started_again(running: Running) -> None:
-    triton, family = running.triton(), running.family()
-    api = next(process for process in family if process.name() == "nereid")
-    own = [api, *api.children()]
-    api.kill()
-
-    wait_for(lambda: have_ended(own))
-    wait_for(running.is_ready)
-    assert "nereid: the API exited with code -9; restarting it\n" in running.messages
-    assert not has_ended(triton)
-    assert running.detects()
-
-
-def test_a_killed_triton_is_started_again(running: Running) -> None:
-    before = running.messages.count(TRITON_WAS_KILLED)
-    for _ in range(2):
-        running.triton().kill()
-        during = httpx.post(f"{running.url}/detect", content=CAT, timeout=30)
-        assert during.status_code == 503
-        assert during.headers["retry-after"]
-        wait_for(running.detects)
-
-    assert running.messages.count(TRITON_WAS_KILLED) == before + 2
-
-
-def test_triton_without_its_backend_is_started_again(running: Running) -> None:
+def test_triton_without_its_backend_is_started_again(fleet: Fleet) -> None:
     """It does not notice that a process has died in which it runs a model, and fails requests from then on."""
-    triton = running.triton()
-    running.backend().kill()
+    triton = fleet.triton()
+    assert triton is not None
+    fleet.stubs(MODEL)[0].kill()
 
     wait_for(lambda: has_ended(triton))
-    wait_for(lambda: "nereid: Triton does not work (" in running.messages)
-    wait_for(running.detects)
+    wait_for(lambda: fleet.says("nereid: Triton does not work (") > 0)
+    wait_for(lambda: detects(fleet))

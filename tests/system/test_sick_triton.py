@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from onnxruntime.quantization import CalibrationDataReader, quantize_static
 from tritonclient.grpc import service_pb2 as messages
 
 from app.embedded.server import EmbeddedTriton
@@ -24,13 +23,13 @@ from app.pipeline import examiner
 from app.settings.schema import Settings
 from app.triton.client import MODEL_INFER, OPTIONS
 from app.zoo import check, registry
-from app.zoo.add import Request, add, read_options, spec_of
+from app.zoo.add import Request, add, read_options
 from app.zoo.configs import HALF
 from app.zoo.pull import pull
 from app.zoo.repository import NETWORK, Repository
 from bench.harness.triton import Triton, embedded_triton
 from tests.fakes import models
-from tests.support import IMAGES, SCENE, started, triton_home
+from tests.support import SCENE, started, triton_home
 from tests.zoo.exported import exported, head_tensors
 
 Sickness = Literal["errors", "zeros", "shuffled", "scaled"]
@@ -251,39 +250,20 @@ async def test_a_model_on_demand_is_asked_only_while_it_is_loaded(tmp_path: Path
         await asyncio.to_thread(server.stop)
 
 
-class _Pictures(CalibrationDataReader):  # type: ignore[misc]  # it has no types
-    """Some pictures as `yolo11n` takes them, from which the ranges of its values are measured."""
-
-    def __init__(self, canvases: Sequence[check.Canvas]) -> None:
-        self._inputs = iter([{"images": np.divide(canvas, 255, dtype=np.float32).transpose(2, 0, 1)[None]} for canvas in canvases])
-
-    def get_next(self) -> dict[str, Any] | None:
-        return next(self._inputs, None)
-
-
-@pytest.fixture(scope="module", params=["FP16", "INT8"])
-def rounding(
-    request: pytest.FixtureRequest, networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Triton]:
-    """A Triton that runs `yolo11n` as production does, in FP16, with values in FP32; or an export in INT8 that was added."""
-    folder, network = tmp_path_factory.mktemp("rounding"), networks["yolo11n"]
-    repository = Repository(folder / "models")
-    pull("yolo11n", registry.load()["yolo11n"], repository, source=network, is_production=True)
+@pytest.fixture(scope="module")
+def rounding(networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
+    """A Triton that runs `yolo11n` as production does, in FP16, with values in FP32."""
+    repository = Repository(tmp_path_factory.mktemp("rounding") / "models")
+    pull("yolo11n", registry.load()["yolo11n"], repository, source=networks["yolo11n"], is_production=True)
     version = repository.path / "yolo11n" / "1"
-    if request.param == "FP16":
-        (version / HALF).replace(version / NETWORK)
-    else:
-        pictures = _Pictures(check.draw_samples(IMAGES, spec_of("yolo11n", repository.models()["yolo11n"], folder)))
-        quantize_static(network, folder / "int8.onnx", pictures, op_types_to_quantize=["Conv"], per_channel=True)
-        options = read_options({"head": "yolo"})
-        add(Request(str(folder / "int8.onnx"), "yolo11n", "MIT", IMAGES, options), repository, lambda _: "")
+    (version / HALF).replace(version / NETWORK)
     with embedded_triton(repository.path, "yolo11n") as triton:
         yield triton
 
 
 @pytest.mark.usefixtures("every_second")
 @pytest.mark.parametrize("sickness", SICKNESSES)
-async def test_a_model_of_another_precision_becomes_sick(rounding: Triton, sickness: Sickness) -> None:
+async def test_a_model_in_half_precision_becomes_sick(rounding: Triton, sickness: Sickness) -> None:
     async with sick(rounding.address) as proxy:
         settings = msgspec.structs.replace(settings_to(rounding, proxy), model="yolo11n")
         async with started(create_app(settings)) as client:

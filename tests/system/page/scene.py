@@ -10,8 +10,8 @@ from playwright.async_api import Page
 
 from app.settings.schema import Settings
 from tests.fakes import models
+from tests.faults.serving import Gateway
 from tests.support import json
-from tests.system.gateway import RunningGateway
 
 KEY = "camera.a-secret"
 """A key with the scope `detect` at `keyed_gateway`; it protects nothing."""
@@ -47,7 +47,7 @@ def options_of(settings: Settings) -> dict[str, object]:
     }
 
 
-async def ask(gateway: RunningGateway, image: bytes, **query: object) -> dict[str, Any]:
+async def ask(gateway: Gateway, image: bytes, **query: object) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
         answer: dict[str, Any] = json(await client.post("/detect", params={"boxes": "pixel", **query}, content=image))  # type: ignore[dict-item]
     return answer

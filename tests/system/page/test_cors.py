@@ -11,7 +11,7 @@ from app.settings.schema import Settings
 from tests.api.conftest import write_keys
 from tests.browser import opened
 from tests.fakes.http import answering
-from tests.system.gateway import RunningGateway, running_gateway
+from tests.faults.serving import Gateway, running_gateway
 from tests.system.page.scene import SCENE, options_of
 
 pytestmark = pytest.mark.usefixtures("served")
@@ -43,7 +43,7 @@ def site() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-async def open_gateway(settings: Settings, site: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+async def open_gateway(settings: Settings, site: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A gateway with keys that the pages of `site` may call."""
     folder = tmp_path_factory.mktemp("cors")
     keys = write_keys(folder, ("camera", "secret", "detect"), ("boss", "secret", "admin"))
@@ -57,7 +57,7 @@ async def call(page: Page, method: str, url: str, key: str = "", image: bytes = 
 
 
 async def test_a_page_of_a_listed_origin_gets_detections_and_reads_errors(
-    browser: Browser, open_gateway: RunningGateway, site: str
+    browser: Browser, open_gateway: Gateway, site: str
 ) -> None:
     url = open_gateway.url
     async with opened(browser, site, "401") as page:
@@ -71,18 +71,14 @@ async def test_a_page_of_a_listed_origin_gets_detections_and_reads_errors(
     assert all(has_id for _, _, has_id in (found, rejected, models))
 
 
-async def test_a_page_of_another_origin_is_refused_by_the_browser(
-    browser: Browser, open_gateway: RunningGateway, site: str
-) -> None:
+async def test_a_page_of_another_origin_is_refused_by_the_browser(browser: Browser, open_gateway: Gateway, site: str) -> None:
     """The same page under another name of the machine, even if its request needs no preflight request."""
     async with opened(browser, site.replace("127.0.0.1", "localhost"), *REFUSALS) as page:
         assert await call(page, "POST", f"{open_gateway.url}/detect", CAMERA, SCENE) == REFUSED
         assert await call(page, "GET", f"{open_gateway.url}/") == REFUSED
 
 
-async def test_no_page_of_another_origin_reaches_the_routes_of_admin(
-    browser: Browser, open_gateway: RunningGateway, site: str
-) -> None:
+async def test_no_page_of_another_origin_reaches_the_routes_of_admin(browser: Browser, open_gateway: Gateway, site: str) -> None:
     """Even with the key of an administrator."""
     async with opened(browser, site, *REFUSALS) as page:
         for method, key in (("POST", BOSS), ("DELETE", BOSS)):

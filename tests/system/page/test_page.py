@@ -13,8 +13,8 @@ from playwright.async_api import Browser, Page, expect
 
 from app.model.heads import HEADS
 from tests.browser import opened
+from tests.faults.serving import Gateway
 from tests.support import json, sample_image
-from tests.system.gateway import RunningGateway
 from tests.system.page.scene import KEY, SCENE, TURNED, ask, choose, enlarged_scene
 
 pytestmark = pytest.mark.usefixtures("served")
@@ -108,9 +108,7 @@ async def drop(page: Page, image: bytes) -> None:
 
 
 @pytest.mark.parametrize("hand_over", [choose, paste, drop])
-async def test_an_image_gets_its_boxes(
-    page: Page, gateway: RunningGateway, hand_over: Callable[[Page, bytes], Awaitable[None]]
-) -> None:
+async def test_an_image_gets_its_boxes(page: Page, gateway: Gateway, hand_over: Callable[[Page, bytes], Awaitable[None]]) -> None:
     answer = await ask(gateway, SCENE)
     await hand_over(page, SCENE)
 
@@ -121,7 +119,7 @@ async def test_an_image_gets_its_boxes(
     await expect(page.get_by_role("img", name="Objects: red")).to_be_visible()
 
 
-async def test_a_large_photo_may_be_sent_smaller(page: Page, gateway: RunningGateway) -> None:
+async def test_a_large_photo_may_be_sent_smaller(page: Page, gateway: Gateway) -> None:
     """It is stored turned: browser and gateway both apply its orientation. The boxes are drawn on the photo itself."""
     photo = enlarged_scene(orientation=TURNED, times=16)
     whole = await ask(gateway, photo)
@@ -142,7 +140,7 @@ async def test_a_large_photo_may_be_sent_smaller(page: Page, gateway: RunningGat
 
 
 async def test_confidence_overlap_and_classes_are_chosen_and_only_the_overlap_needs_another_request(
-    page: Page, gateway: RunningGateway
+    page: Page, gateway: Gateway
 ) -> None:
     """The answer contains all detections above the lowest confidence."""
     asked: list[dict[str, list[str]]] = []
@@ -176,7 +174,7 @@ async def test_confidence_overlap_and_classes_are_chosen_and_only_the_overlap_ne
     assert [query.get("iou") for query in asked] == [None, ["0.5"]]
 
 
-async def test_another_model_can_be_chosen(page: Page, gateway: RunningGateway) -> None:
+async def test_another_model_can_be_chosen(page: Page, gateway: Gateway) -> None:
     await choose(page, SCENE)
     await expect(page.get_by_role("status")).to_contain_text("six_columns")
     select = page.get_by_label("Model")
@@ -199,7 +197,7 @@ async def test_another_model_can_be_chosen(page: Page, gateway: RunningGateway) 
     ],
 )
 async def test_masks_keypoints_and_oriented_boxes_are_shown(  # noqa: PLR0913, PLR0917 - a case
-    browser: Browser, gateway: RunningGateway, task: str, route: str, shape: dict[str, Any], expected: list[int]
+    browser: Browser, gateway: Gateway, task: str, route: str, shape: dict[str, Any], expected: list[int]
 ) -> None:
     """Drawn is what the route of the model's task answers: at (150, 150), on the upper side of its box, and in a lower corner."""
     box = {"x1": 100, "y1": 100, "x2": 300, "y2": 300, "class_id": 0, "class_name": "red", "confidence": 0.9}
@@ -224,7 +222,7 @@ async def test_masks_keypoints_and_oriented_boxes_are_shown(  # noqa: PLR0913, P
 
 
 @pytest.mark.usefixtures("networks")
-async def test_a_sample_can_be_tried_without_a_mouse(browser: Browser, gateway: RunningGateway) -> None:
+async def test_a_sample_can_be_tried_without_a_mouse(browser: Browser, gateway: Gateway) -> None:
     async with opened(browser, gateway.url) as page:
         await page.get_by_label("Model").select_option("yolo11n")
         await page.evaluate("document.activeElement.blur()")
@@ -250,7 +248,7 @@ async def test_a_sample_can_be_tried_without_a_mouse(browser: Browser, gateway: 
         await expect(page.get_by_text("No objects with this confidence.")).to_be_visible()
 
 
-async def test_page_fits_a_phone_without_scrolling_sideways(browser: Browser, gateway: RunningGateway) -> None:
+async def test_page_fits_a_phone_without_scrolling_sideways(browser: Browser, gateway: Gateway) -> None:
     size = {"width": 360, "height": 740}
     async with opened(browser, gateway.url, viewport=size, device_scale_factor=3, has_touch=True, is_mobile=True) as page:
         answer = await ask(gateway, SCENE)
@@ -263,7 +261,7 @@ async def test_page_fits_a_phone_without_scrolling_sideways(browser: Browser, ga
         assert await (await chooser.value).element.get_attribute("capture") == "environment"
 
 
-async def test_an_error_is_told_in_words(browser: Browser, gateway: RunningGateway) -> None:
+async def test_an_error_is_told_in_words(browser: Browser, gateway: Gateway) -> None:
     async with opened(browser, gateway.url, "415") as page:
         await choose(page, b"no image")
         await expect(page.get_by_role("alert")).to_contain_text("415 · unsupported_format · request ")
@@ -271,7 +269,7 @@ async def test_an_error_is_told_in_words(browser: Browser, gateway: RunningGatew
         await expect(page.get_by_role("alert")).to_be_hidden()
 
 
-async def test_failed_request_can_be_tried_again(browser: Browser, gateway: RunningGateway) -> None:
+async def test_failed_request_can_be_tried_again(browser: Browser, gateway: Gateway) -> None:
     async with opened(browser, "about:blank", "503", "ERR_FAILED") as page:
         unavailable = {"title": "Triton is not available", "detail": "it restarts", "code": "triton_unavailable"}
         await page.route("**/models", lambda route: route.fulfill(status=503, json=unavailable))
@@ -289,7 +287,7 @@ async def test_failed_request_can_be_tried_again(browser: Browser, gateway: Runn
         await expect(page.get_by_label("Model")).to_have_value("six_columns")
 
 
-async def test_a_key_is_asked_for_where_one_is_needed(browser: Browser, keyed_gateway: RunningGateway) -> None:
+async def test_a_key_is_asked_for_where_one_is_needed(browser: Browser, keyed_gateway: Gateway) -> None:
     """The key is kept in memory only and is not part of the code."""
     async with opened(browser, keyed_gateway.url, "401") as page:
         await choose(page, SCENE)
@@ -309,7 +307,7 @@ async def test_a_key_is_asked_for_where_one_is_needed(browser: Browser, keyed_ga
         await expect(page.get_by_label("API key")).to_be_visible()
 
 
-async def test_the_policy_stops_what_is_not_the_pages_own(browser: Browser, gateway: RunningGateway) -> None:
+async def test_the_policy_stops_what_is_not_the_pages_own(browser: Browser, gateway: Gateway) -> None:
     script = "document.head.append(Object.assign(document.createElement('script'), { text: 'window.ran = true' }))"
     async with opened(browser, gateway.url, "Content Security Policy") as page:
         await page.evaluate(script)

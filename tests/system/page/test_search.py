@@ -9,8 +9,8 @@ from playwright.async_api import Browser, Page, expect
 from app.settings.schema import Settings
 from tests.api.conftest import write_keys
 from tests.browser import opened
+from tests.faults.serving import Gateway, running_gateway
 from tests.postgres import Server
-from tests.system.gateway import RunningGateway, running_gateway
 from tests.system.page.scene import KEY, SCENE, choose, enlarged_scene, options_of
 
 pytestmark = pytest.mark.usefixtures("served")
@@ -18,9 +18,7 @@ OTHER = enlarged_scene(times=3)
 
 
 @pytest.fixture
-async def searching(
-    settings: Settings, postgres: Server, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[RunningGateway]:
+async def searching(settings: Settings, postgres: Server, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A gateway that requires keys and keeps two images."""
     folder = tmp_path_factory.mktemp("search")
     name, secret = KEY.split(".")
@@ -41,7 +39,7 @@ async def hits(page: Page) -> list[str]:
     return await page.locator("#hits figcaption .name").all_inner_texts()
 
 
-async def test_images_are_found_by_an_image_and_by_words_on_a_phone(browser: Browser, searching: RunningGateway) -> None:
+async def test_images_are_found_by_an_image_and_by_words_on_a_phone(browser: Browser, searching: Gateway) -> None:
     size = {"width": 360, "height": 740}
     async with opened(browser, f"{searching.url}#search", "401", viewport=size, has_touch=True, is_mobile=True) as page:
         await expect(page.get_by_role("heading", name="Images", exact=True)).to_be_visible()  # the other view's button is hidden

@@ -11,8 +11,8 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from tests.browser import opened
+from tests.faults.serving import Gateway
 from tests.processes import require_program
-from tests.system.gateway import RunningGateway
 from tests.system.page.scene import BLOB, SCENE, ask, choose
 
 pytestmark = pytest.mark.usefixtures("served")
@@ -34,7 +34,7 @@ async def copied(page: Page, language: str) -> str:
 
 
 @pytest.fixture
-async def expected(gateway: RunningGateway) -> list[dict[str, Any]]:
+async def expected(gateway: Gateway) -> list[dict[str, Any]]:
     """What the code of `copied` finds."""
     found: list[dict[str, Any]] = (await ask(gateway, SCENE, boxes="normalized", confidence=0.3, classes="1"))["detections"]
     assert [detection["class_name"] for detection in found] == ["blue"]
@@ -58,9 +58,7 @@ async def test_the_python_code_finds_the_same(page: Page, expected: list[dict[st
     assert [ast.literal_eval(line) for line in done.stdout.splitlines()] == expected
 
 
-async def test_the_javascript_code_finds_the_same(
-    browser: Browser, gateway: RunningGateway, expected: list[dict[str, Any]]
-) -> None:
+async def test_the_javascript_code_finds_the_same(browser: Browser, gateway: Gateway, expected: list[dict[str, Any]]) -> None:
     async with opened(browser, gateway.url, "415", permissions=["clipboard-read", "clipboard-write"]) as page:
         code = await copied(page, "JavaScript")
         failing = f"{code}; detect(new Blob(['no image'])).catch(({{ message }}) => message)"

@@ -31,7 +31,7 @@ precisions = pytest.mark.parametrize("half", [False, True], ids=["FP32", "FP16"]
 def examine(model: onnx.ModelProto, recipe: Recipe, folder: Path) -> Mapping[str, Any]:
     """Return what the program finds in a model."""
     width, height = recipe.size
-    program, file = ROOT / "tests/system/nvidia/parse.py", folder / "model.onnx"
+    program, file = ROOT / "tests/system/examine_onnx.py", folder / "model.onnx"
     onnx.save(model, file)
     command = [str(part) for part in (TENSORRT_RTX.python(), program, width, height, file)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,1 +1,0 @@
-"""NVIDIA's parser and compiler, in an environment of their own."""
