@@ -6,8 +6,7 @@ from typing import Any
 
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from tests.processes import PATIENCE_SECONDS
-from tests.programs import require_program
+from tests.processes import PATIENCE_SECONDS, require_program
 
 expect.set_options(timeout=PATIENCE_SECONDS * 1000)  # milliseconds
 

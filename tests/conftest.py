@@ -36,8 +36,7 @@ from tests.fakes import models, other_tasks
 from tests.fakes.triton import FakeTriton, serving
 from tests.leftovers import Run
 from tests.postgres import Postgres16, Server, shared_server
-from tests.processes import PATIENCE_SECONDS
-from tests.shared import leave, one_process_at_a_time, share
+from tests.processes import PATIENCE_SECONDS, leave, one_process_at_a_time, share
 from tests.support import ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, started, triton_home
 
 # A re-export of the published network, which cannot be downloaded everywhere.

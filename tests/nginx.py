@@ -14,7 +14,7 @@ import trustme
 
 from bench.harness.ports import find_free
 from bench.harness.processes import running
-from tests.programs import require_program
+from tests.processes import require_program
 from tests.support import ROOT
 
 SHIPPED = ROOT / "deploy" / "nginx"

@@ -16,7 +16,7 @@ import asyncpg
 from app.embedded.postgres.install import install
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.settings.schema import Settings
-from tests.shared import share
+from tests.processes import share
 from tests.support import ROOT
 
 FOLDERS = ("pginstall18", "pginstall")

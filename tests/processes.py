@@ -1,10 +1,14 @@
-"""Processes that tests start: wait for them, and make sure that none is left."""
+"""Processes that tests start: programs that they need, servers that a run shares, waits for their ends, and that none is left."""
 
+import fcntl
 import math
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 
 import httpx
 import psutil
@@ -60,3 +64,52 @@ def nothing_left_running() -> Iterator[None]:
     """Demand of every test of a module that imports this that none of its processes outlives it."""
     with no_process_left():
         yield
+
+
+_USED = ExitStack()
+"""What this process uses until the run has ended."""
+
+
+@contextmanager
+def one_process_at_a_time(folder: Path) -> Iterator[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield folder
+
+
+def share(folder: Path, serve: Callable[[], AbstractContextManager[str]]) -> str:
+    """Let the first process that comes here serve for all until `leave`; all get the text that it yields.
+
+    Starting a server takes as long as many tests that ask it. The folder is known to all processes. If the first one dies, which
+    ends its servers, the next one that comes serves.
+    """
+    with one_process_at_a_time(folder):
+        server, users = (_USED.enter_context((folder / name).open("a+", encoding="utf-8")) for name in ("server", "users"))
+        try:
+            fcntl.flock(server, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = (folder / "text").read_text(encoding="utf-8")
+        else:
+            text = _USED.enter_context(serve())
+            (folder / "text").write_text(text, encoding="utf-8")
+            _USED.callback(fcntl.flock, users, fcntl.LOCK_EX)  # when the others have left
+        fcntl.flock(users, fcntl.LOCK_SH)
+    return text
+
+
+def leave() -> None:
+    """End what this process serves, once the others have left, too. No limit of a test holds here."""
+    _USED.close()
+
+
+def require_program(name: str, package: str) -> str:
+    path = shutil.which(name) or shutil.which(name, path="/usr/sbin")  # which is not in every user's path
+    if path is None:
+        pytest.skip(f"{name} is not installed; on Debian: apt-get install {package}")
+    return path
+
+
+def obeying_modes() -> list[str]:
+    """Return what precedes a command so that the modes of files are binding for it, even if root runs it."""
+    return [] if os.getuid() else [require_program("setpriv", "util-linux"), "--bounding-set=-dac_override,-dac_read_search"]

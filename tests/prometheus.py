@@ -12,7 +12,7 @@ import msgspec
 
 from bench.harness.ports import find_free
 from bench.harness.processes import ROOT, running
-from tests.programs import require_program
+from tests.processes import require_program
 
 CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 """The project's configuration; its rules are in the same folder."""

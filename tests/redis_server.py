@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from app.host.processes import die_with_parent
-from tests.processes import wait_for
-from tests.programs import require_program
+from tests.processes import require_program, wait_for
 
 
 class RedisServer:

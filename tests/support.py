@@ -1,10 +1,11 @@
-"""What many tests need: paths, free ports, an application with its lifespan, and its answers."""
+"""What many tests need: paths, free ports, an application with its lifespan, and its answers and metrics."""
 
 import asyncio
 import gc
 import json as stdlib_json
 import os
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import CapturedCall, CapturingLogger
 
 from app.api.application import Application
@@ -52,7 +54,6 @@ SHARED = ROOT.parent / "shared"
 """More test data; tests that need it are skipped where it does not exist."""
 LIMITS = Limits(1, PixelLimits(10**7, 10**7), timeout_seconds=10, max_timeout_seconds=30)
 """Of a pipeline with one thread."""
-"""Of a pipeline that is the only worker of its host."""
 TABLE_VARIABLE = "NEREID_INTERNAL_WORKER_TABLE_FD"
 """Environment variable by which processes inherit the table of workers."""
 TABLE = WorkerTable()
@@ -297,6 +298,18 @@ def in_cycles(kind: type[T]) -> Iterator[list[T]]:
         gc.garbage.clear()
 
 
+@contextmanager
+def peak_below(nbytes: float) -> Iterator[None]:
+    """Demand that the memory of a `with` block stays below this."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < nbytes
+
+
 def own_arenas() -> list[Path]:
     return sorted(SHM.glob(f"nereid-{os.getpid()}-*"))
 
@@ -315,3 +328,26 @@ def captured_log(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[Ca
     logger = CapturingLogger()
     monkeypatch.setattr(module, "LOG", logger)
     return logger.calls
+
+
+Samples = dict[str, float]
+"""By name and labels, as the text format writes them: `name{label="value"}`."""
+
+
+async def scrape(client: httpx.AsyncClient) -> Samples:
+    answer = await client.get("/metrics")
+    assert answer.status_code == 200, answer.text
+    return read_samples(answer.text)
+
+
+def read_samples(text: str) -> Samples:
+    return {
+        sample.name + _write_labels(sample.labels): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def _write_labels(labels: dict[str, str]) -> str:
+    pairs = ",".join(f'{name}="{value}"' for name, value in sorted(labels.items()))
+    return f"{{{pairs}}}" if pairs else ""

@@ -10,7 +10,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import msgspec
-import numpy as np
 import pytest
 import structlog
 from PIL import Image
@@ -23,7 +22,7 @@ from app.pipeline.decode_threads import DecodeThreads
 from app.resilience.fairness import ANYBODY
 from app.settings.schema import Settings
 from app.triton.shared_memory import SHM
-from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.fakes.triton import FakeTriton, serving
 from tests.imaging.samples import encode
 from tests.support import SCENE, eventually, started
 from tests.world import Gate
@@ -67,16 +66,23 @@ async def test_worker_is_prepared_for_its_first_request_and_leaves_no_memory(set
 
 
 async def test_leftovers_of_killed_workers_are_removed(settings: Settings) -> None:
+    """Triton unmaps them for the first worker with shared memory, but not what is in use, nor what others have registered."""
     (leftover := SHM / "nereid-4194304-0123abcd").touch()  # the process id is larger than the kernel allows
     fake = FakeTriton()
-    fake.regions, fake.keys = {"stale"}, {"stale": f"/{leftover.name}"}
+    fake.keys = {"stale": f"/{leftover.name}", "of others": "/theirs", "without a slash": "theirs"}
+    fake.regions = set(fake.keys)
     async with serving(fake) as port:
+        in_memory = msgspec.structs.replace(with_triton(settings, port), transport="auto")
         async with started(create_app(with_triton(settings, port))):  # its transport is `inline`
             assert not leftover.exists()
-            assert fake.regions == {"stale"}
-        async with started(create_app(msgspec.structs.replace(with_triton(settings, port), transport="auto"))):
-            assert len(fake.regions) == 1
-            assert "stale" not in fake.regions
+            assert fake.regions == {"stale", "of others", "without a slash"}
+        async with started(create_app(in_memory)):
+            living = fake.regions.copy()
+            assert len(living) == 3
+            assert living > {"of others", "without a slash"}
+            assert "stale" not in living
+            async with started(create_app(in_memory)):
+                assert fake.regions > living
 
 
 async def test_no_task_or_thread_runs_once_the_application_has_ended(
@@ -141,8 +147,7 @@ async def test_work_that_outlives_its_request_ends_before_the_application(
 async def test_memory_suffices_for_the_largest_image(settings: Settings, image_format: str, side: int) -> None:
     """This holds however little memory the settings give to all requests; an AVIF is rewritten for its decoder."""
     little = msgspec.structs.replace(settings, memory_mb=1, max_file_size_mb=1, max_batch_size_mb=1, max_megapixels=1)
-    fake = FakeTriton()
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake = FakeTriton().find_nothing()
     image = encode(Image.new("RGB", (side, side)), image_format)
     async with serving(fake) as port, started(create_app(with_triton(little, port))) as client:
         assert (await client.post("/detect", content=image + bytes(1_000_000))).status_code == 200

@@ -4,28 +4,27 @@ import asyncio
 import functools
 import hashlib
 import selectors
-import tracemalloc
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import grpc
 import httpx
 import msgspec
-import numpy as np
 import pytest
 from litestar import Litestar
 from litestar.routes import BaseRoute
 from litestar.types import Message, Receive, Scope, Send
+from structlog.testing import CapturedCall
 
 from app import main
+from app.api.admission import middleware
 from app.api.application import Application
 from app.main import create_app
 from app.settings.schema import DIALECTS, Settings
 from tests.fakes import http
-from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.support import REPOSITORY, SCENE, Headers, Reply, call, calling, free_port, lifespan_of, started
+from tests.fakes.triton import FakeTriton, serving
+from tests.support import REPOSITORY, SCENE, Headers, Reply, call, calling, captured_log, free_port, lifespan_of, started
 
 
 def settings_for(url: str, **others: object) -> Settings:
@@ -37,8 +36,7 @@ def settings_for(url: str, **others: object) -> Settings:
 @pytest.fixture(scope="module")
 async def shared_app() -> AsyncIterator[Application]:
     """An application whose Triton finds nothing, which accepts bodies of one MiB; only for tests that leave both as they are."""
-    fake = FakeTriton()
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake = FakeTriton().find_nothing()
     async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, max_file_size_mb=1))):
         yield app
 
@@ -70,6 +68,12 @@ async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
             fake.may_answer.clear()
             yield fake, made
             fake.may_answer.set()
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
+    """What is logged at the end of each request."""
+    return captured_log(monkeypatch, middleware)
 
 
 @pytest.fixture
@@ -130,18 +134,6 @@ async def post_unread(app: Application, path: str, headers: Headers) -> Reply:
         await app(scope, receive, send_watched)
 
     return await call(watched, receive, path, headers)
-
-
-@contextmanager
-def peak_below(nbytes: float) -> Iterator[None]:
-    """Demand that the memory of a `with` block stays below this."""
-    tracemalloc.start()
-    try:
-        yield
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < nbytes
 
 
 P = ParamSpec("P")

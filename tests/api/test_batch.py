@@ -13,25 +13,16 @@ from app.api.batch.body import MAX_IMAGES, parse_batch
 from app.errors import InvalidParameter, MalformedRequest
 from app.main import create_app
 from app.settings.schema import Settings
-from tests.api.conftest import peak_below
+from tests.api.test_body import form, part
 from tests.fakes import models
 from tests.fakes.triton import FakeTriton
 from tests.faults.corpus import bombs
-from tests.support import SCENE, captured_log, json, sample_image, started
+from tests.support import SCENE, captured_log, json, peak_below, sample_image, started
 
 FORM = "multipart/form-data; boundary=b"
 JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"
 DEEP = b'{"images": ' + b"[" * 100_000
-
-
-def body_of(*parts: tuple[str, bytes, str | None]) -> bytes:
-    """Encode a multipart form of (name, content, file name) fields."""
-    encoded: list[bytes] = []
-    for name, content, filename in parts:
-        file = "" if filename is None else f'; filename="{filename}"'
-        encoded += [f'--b\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode(), content, b"\r\n"]
-    return b"".join(encoded) + b"--b--\r\n"
 
 
 def document(images: Any, **members: Any) -> bytes:  # noqa: ANN401
@@ -41,9 +32,9 @@ def document(images: Any, **members: Any) -> bytes:  # noqa: ANN401
 def test_form_has_images_under_three_names_and_parameters_in_any_order() -> None:
     """A field without a file name holds base64 or an address; any other text is an error of that image only."""
     large = bytes(range(256)) * 10_000  # arrives in pieces
-    files = [("images", b"YQ==", "a.jpg"), ("boxes", b"pixel", None), ("image", large, "b"), ("file", b"c", "x" * 300)]
-    texts = [("images", b"YQ==", None), ("image", b"https://a.org/x", None), ("file", b"***", None)]
-    parsed = parse_batch(body_of(*files, *texts), FORM)
+    files = [part("images", b"YQ==", "a.jpg"), part("boxes", b"pixel"), part("image", large, "b"), part("file", b"c", "x" * 300)]
+    texts = [part("images", b"YQ=="), part("image", b"https://a.org/x"), part("file", b"***")]
+    parsed = parse_batch(form(*files, *texts), FORM)
 
     assert parsed.images[:-1] == [b"YQ==", large, b"c", b"a", "https://a.org/x"]
     assert isinstance(parsed.images[-1], MalformedRequest)
@@ -64,7 +55,7 @@ def test_json_has_a_list_of_images_and_parameters() -> None:
 
 def test_entry_without_an_image_is_an_error_in_its_place() -> None:
     for data, kind in (
-        (body_of(("images", b"a", "a"), ("images", b"", None), ("images", b"c", "c")), FORM),
+        (form(part("images", b"a", "a"), part("images", b""), part("images", b"c", "c")), FORM),
         *((document(["YQ==", entry, "Yw=="]), JSON) for entry in ("", "***", 7)),
         (b'{"images": ["YQ==", "\xff", "Yw=="]}', JSON),
     ):
@@ -75,17 +66,17 @@ def test_entry_without_an_image_is_an_error_in_its_place() -> None:
 
 def test_too_many_images_are_rejected_before_they_take_memory() -> None:
     text = base64.b64encode(bytes(1000)).decode()
-    for data, kind in ((body_of(*[("images", bytes(1000), None)] * 10_000), FORM), (document([text] * 10_000), JSON)):
+    for data, kind in ((form(*[part("images", bytes(1000))] * 10_000), FORM), (document([text] * 10_000), JSON)):
         with peak_below(4 * 2**20), pytest.raises(MalformedRequest, match="the batch size exceeds the maximum of 64 images"):
             parse_batch(data, kind)
 
 
 def test_error_says_what_is_wrong() -> None:
     rows = [
-        *((data, FORM, "'images'") for data in (body_of(("boxes", b"pixel", None)), b"--b--\r\n")),
+        *((data, FORM, "'images'") for data in (form(part("boxes", b"pixel")), b"--b--\r\n")),
         *((data, JSON, "'images'") for data in (document([]), b"{}")),
-        (body_of(("images[]", b"a", "a.jpg")), FORM, "in the field 'images[]'; expected it in 'images' (or 'image' or 'file')"),
-        (body_of(*[("x", b"", None)] * 81), FORM, "the form has too many parts; the maximum is 80"),
+        (form(part("images[]", b"a", "a.jpg")), FORM, "in the field 'images[]'; expected it in 'images' (or 'image' or 'file')"),
+        (form(*[part("x", b"")] * 81), FORM, "the form has too many parts; the maximum is 80"),
         (b'{"image": "YQ=="}', JSON, "unknown member 'image'; expected the images in \"images\", a list of base64"),
         (document(["YQ=="], boxes="x" * (1 << 16)), JSON, "more than 64 KiB beside its images"),
         (b'{"images": ["YQ=="], "images": ["YQ=="]}', JSON, "a member of the JSON object is given more than once"),
@@ -108,7 +99,7 @@ TRUNCATED, NOTHING = sample_image("chelsea.jpg")[:5000], b"this is not an image"
 Files = list[tuple[str, tuple[str, bytes]]]
 
 
-def form(*images: bytes) -> Files:
+def files_of(*images: bytes) -> Files:
     return [("images", (f"{number}.bin", image)) for number, image in enumerate(images)]
 
 
@@ -125,7 +116,7 @@ async def alone(client: httpx.AsyncClient) -> list[list[dict[str, Any]]]:
 async def test_each_image_of_a_form_is_answered_as_if_it_were_alone(
     client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]
 ) -> None:
-    answer = json(await client.post(f"/v1{PATH}", files=form(*SCENES), data={"boxes": "pixel"}))
+    answer = json(await client.post(f"/v1{PATH}", files=files_of(*SCENES), data={"boxes": "pixel"}))
     in_json = json(await client.post("/detect/batch", json=as_json(*SCENES, model="six_columns", boxes="pixel")))
 
     assert [result["detections"] for result in answer["results"]] == alone
@@ -141,7 +132,7 @@ async def test_failed_images_have_the_problems_that_they_would_have_alone(
 ) -> None:
     log = captured_log(monkeypatch, middleware)
     broken = [TRUNCATED, NOTHING, b"", bombs()["PNG RGBA header"]]
-    answer = json(await client.post(PATH, files=form(SCENE, *broken, SCENE)))
+    answer = json(await client.post(PATH, files=files_of(SCENE, *broken, SCENE)))
     alone = [(await client.post("/predict/six_columns", files={"image": image})).json() for image in broken]
 
     assert [result["image_index"] for result in answer["results"]] == [0, 5]
@@ -154,7 +145,7 @@ async def test_failed_images_have_the_problems_that_they_would_have_alone(
 
 
 async def test_lines_come_as_images_are_done(client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]) -> None:
-    response = await client.post(f"{PATH}&boxes=pixel", files=form(*SCENES, NOTHING), headers=LINES)
+    response = await client.post(f"{PATH}&boxes=pixel", files=files_of(*SCENES, NOTHING), headers=LINES)
     *images, summary = [msgspec.json.decode(line) for line in response.content.splitlines()]
     by_index = {line["index"]: line for line in images}
 
@@ -176,7 +167,7 @@ async def test_error_common_to_all_images_is_a_single_problem(client: httpx.Asyn
         ("url=https://example.org/a.png", 400, "invalid_parameter"),
     ):
         for headers in ({}, LINES):
-            response = await client.post(f"/detect/batch?{query}", files=form(SCENE, SCENE), headers=headers)
+            response = await client.post(f"/detect/batch?{query}", files=files_of(SCENE, SCENE), headers=headers)
             assert json(response, status)["code"] == code
 
 
@@ -184,21 +175,21 @@ async def test_body_has_a_limit_of_its_own(settings: Settings) -> None:
     own = msgspec.structs.replace(settings, max_file_size_mb=0.01, max_batch_size_mb=0.5)
     image, small = SCENE[:9000], models.scene("PNG")
     async with started(create_app(own)) as client:
-        response = await client.post(PATH, files=form(*[image] * 30))
+        response = await client.post(PATH, files=files_of(*[image] * 30))
         assert json(response)["failures"][29]["problem"]["code"] == "invalid_image"  # truncated, but let in
-        response = await client.post(PATH, files=form(small, bytes(10_486), small))
+        response = await client.post(PATH, files=files_of(small, bytes(10_486), small))
         assert json(response)["processed_images"] == 2
         alone = json(await client.post("/predict/six_columns", content=bytes(10_486)), 413)
         (failure,) = json(response)["failures"]
         assert failure["problem"] == alone | {"request_id": failure["problem"]["request_id"]}
-        too_large = await client.post("/detect/batch", files=form(*[image] * 64))
+        too_large = await client.post("/detect/batch", files=files_of(*[image] * 64))
         assert json(too_large, 413)["detail"] == "the limit is 0.5 MiB"
 
 
 async def test_deadline_holds_for_all_images(gateway: tuple[FakeTriton, httpx.AsyncClient]) -> None:
     fake, client = gateway
     fake.may_answer.clear()
-    answer = json(await client.post("/detect/batch?timeout_ms=200", files=form(*[SCENE] * 64)))
+    answer = json(await client.post("/detect/batch?timeout_ms=200", files=files_of(*[SCENE] * 64)))
     fake.may_answer.set()
 
     assert {failure["problem"]["status"] for failure in answer["failures"]} <= {504, 429}
@@ -216,14 +207,14 @@ async def test_coco_results_of_all_images_are_in_one_list(client: httpx.AsyncCli
     ]
     for query, data in ((numbered, {}), ({}, numbered)):
         params = {"model": "six_columns", "format": "coco-results", **query}
-        response = await client.post("/detect/batch", headers=LINES, params=params, data=data, files=form(*SCENES))
+        response = await client.post("/detect/batch", headers=LINES, params=params, data=data, files=files_of(*SCENES))
         assert (json(response), response.headers["content-type"]) == (alone, "application/json")
-    found = json(await client.post(COCO, files=form(EMPTY, SCENES[3], EMPTY)))
+    found = json(await client.post(COCO, files=files_of(EMPTY, SCENES[3], EMPTY)))
     assert found == [{**result, "image_id": 1} for result in alone if result["image_id"] == 0]
 
 
 async def test_no_image_is_left_out_of_coco_results_in_silence(client: httpx.AsyncClient) -> None:
-    for files, index in ((form(SCENES[0], TRUNCATED, NOTHING, SCENES[1]), 1), (form(TRUNCATED), 0)):
+    for files, index in ((files_of(SCENES[0], TRUNCATED, NOTHING, SCENES[1]), 1), (files_of(TRUNCATED), 0)):
         failures = json(await client.post(PATH, files=files))["failures"]
         expected = failures[0]["problem"]
         problem = json(await client.post(COCO, files=files), expected["status"])

@@ -18,8 +18,8 @@ from app.api.receiving.body import ParsedBody, parse_body, parse_json, parsing_b
 from app.api.receiving.content_encoding import check, decode, is_plain
 from app.api.receiving.content_type import JSON, URLENCODED
 from app.errors import BodyTooLarge, GatewayError, InvalidParameter, MalformedRequest, UnsupportedMediaType
-from tests.api.conftest import peak_below
 from tests.imaging.samples import NOISE, encode
+from tests.support import peak_below
 
 IMAGE = bytes(range(256)) + b"\r\n--almost\r\n"
 RANDOM = random.Random(0).randbytes(3 << 20)  # noqa: S311 - an image that hardly shrinks
@@ -30,7 +30,7 @@ URL = "https://a.org/x.jpg"
 COCO, ADDRESS = [("boxes", "coco")], [("url", URL)]
 
 
-def part(name: str, content: bytes, *, filename: str | None = None) -> bytes:
+def part(name: str, content: bytes, filename: str | None = None) -> bytes:
     file = "" if filename is None else f'; filename="{filename}"\r\nContent-Type: image/jpeg'
     return f'--b\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + content + b"\r\n"
 

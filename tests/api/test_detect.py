@@ -135,7 +135,7 @@ async def test_log_repeats_neither_a_name_that_is_no_model_nor_a_header_of_a_par
     assert "canary" not in repr(log)
 
 
-@pytest.mark.usefixtures("triton")
+@pytest.mark.usefixtures("served")
 async def test_image_that_is_not_answered_is_released_at_once(settings: Settings) -> None:
     """No reference cycle keeps the body until the garbage collector runs."""
     async with started(create_app(settings)) as client:

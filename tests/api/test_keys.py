@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from app.api.admin import ROUTES
@@ -28,7 +27,7 @@ from app.resilience import last_valid
 from app.resilience.fairness import HIGH, LOW, NORMAL, Caller
 from app.settings.schema import DIALECTS
 from tests.api.conftest import routes_of, settings_for, write_keys
-from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, call, calling, captured_log, chunk, json, lifespan_of, receiving, started
 
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
@@ -253,8 +252,7 @@ ADMIN, CAMERA = ({"X-API-Key": f"{id_}.secret"} for id_ in ("boss", "camera"))
 @pytest.fixture
 async def page(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A page of one of two origins that an application with keys allows; its Triton finds nothing."""
-    fake = FakeTriton()
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake = FakeTriton().find_nothing()
     file = write_keys(tmp_path, ("boss", "secret", "admin"), ("camera", "secret", "detect"))
     settings = {"api_keys_file": file, "cors_origins": f"http://localhost:3000, {ORIGIN.upper()}", "max_file_size_mb": 1}
     async with serving(fake), started(create_app(settings_for(fake.url, **settings))) as client:

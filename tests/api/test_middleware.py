@@ -10,7 +10,6 @@ from unittest.mock import AsyncMock
 
 import grpc
 import httpx
-import numpy as np
 import pytest
 from litestar import Litestar, get
 from litestar.exceptions import HTTPException
@@ -18,7 +17,6 @@ from litestar.types import Receive, Scope, Send
 from structlog.testing import CapturedCall
 
 from app import errors
-from app.api.admission import middleware
 from app.api.admission.middleware import RequestContextMiddleware
 from app.api.answering import problems
 from app.api.application import Application
@@ -26,11 +24,12 @@ from app.api.context import context_of
 from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter, MalformedRequest, UnsupportedMediaType
 from app.main import create_app
 from tests.api.conftest import post_unread, settings_for, write_keys
-from tests.fakes.triton import FakeTriton, infer_response
+from tests.fakes.triton import FakeTriton
 from tests.support import (
     RESOURCES,
     SCENE,
     Reply,
+    Samples,
     call,
     calling,
     captured_log,
@@ -39,15 +38,12 @@ from tests.support import (
     json,
     lifespan_of,
     receiving,
+    scrape,
     staying,
+    until,
 )
 
 Log = list[CapturedCall]
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    return captured_log(monkeypatch, middleware)
 
 
 async def test_request_id_is_kept_if_it_needs_no_escaping(shared_app: Application, log: Log) -> None:
@@ -141,17 +137,35 @@ async def test_request_for_a_full_model_is_rejected_before_the_body_is_read(fill
             reply = await call(app, staying(chunk(b"no image")), path, {"Content-Type": "image/bmp"})
             assert reply.problem["code"] in {"unsupported_format", "wrong_task"}
     async with calling(app) as client:
+        before: Samples = {}
+
+        async def shows_both() -> bool:
+            before.update(await scrape(client))
+            return before.get('api_model_active_requests{model="other"}') == 1
+
+        await until(shows_both)
         form = await client.post("/detect", files={"image": SCENE}, data={"model": "other"})  # whose model is not known before
         assert json(form, 429)["code"] == "gateway_full"
+        after = await scrape(client)
     fake.may_answer.set()
 
     assert [reply.status for reply in await asyncio.gather(*running)] == [502, 502]
+    for name in (
+        'api_requests_total{endpoint="/detect",status="429"}',
+        'api_rejections_total{reason="requests"}',
+        'api_errors_total{code="gateway_full"}',
+    ):
+        assert after[name] == before[name] + 1
+    assert before["api_active_requests"] == 3  # the scrape is one, too
+    assert before['api_model_active_requests{model="tiny"}'] == before['api_model_request_limit{model="tiny"}'] == 1
+    assert before["api_slots_in_use"] == 2 < before["api_slots"]
+    assert before['api_reserved_bytes{purpose="images"}'] >= 2 * 32 * 32 * 3
 
 
 async def test_flood_with_a_key_leaves_room_to_another(filling: tuple[FakeTriton, Application], tmp_path: Path) -> None:
     """One key alone may have as many requests in progress as are allowed, and each other one up to half of an equal part."""
     fake, _ = filling
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake.find_nothing()
     fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
     file = write_keys(tmp_path, *((key, "secret", "detect") for key in ("camera", "other")))
     async with lifespan_of(app := create_app(settings_for(fake.url, api_keys_file=file, max_requests=10))):

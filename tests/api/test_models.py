@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-import numpy as np
 import pytest
 
 from app.api import admin
@@ -19,7 +18,7 @@ from app.triton.repository import LOCK, REMOVED
 from app.zoo import description
 from app.zoo.repository import Repository
 from tests.api.conftest import settings_for, write_keys
-from tests.fakes.triton import CONFIG, FakeTriton, LoadingTriton, config_with, infer_response, serving
+from tests.fakes.triton import CONFIG, FakeTriton, LoadingTriton, config_with, serving
 from tests.support import SCENE, call, calling, chunk, json, lifespan_of, receiving, started, staying
 from tests.zoo.exported import exported
 
@@ -80,8 +79,7 @@ async def test_versions_of_a_model_are_listed(gateway: Gateway) -> None:
 async def loading(tmp_path: Path) -> AsyncIterator[tuple[LoadingTriton, httpx.AsyncClient]]:
     for name in ("tiny", "doors"):
         (tmp_path / name / "1").mkdir(parents=True)
-    fake = LoadingTriton()
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake = LoadingTriton().find_nothing()
     unloaded = [("doors", "1", "UNAVAILABLE", "unloaded"), ("gates", "1", "UNAVAILABLE", "no weights")]
     fake.index = [("tiny", "1", "READY", ""), *unloaded]
     given = {"model_repository": str(tmp_path), "triton_loads_models": True, "loaded_models": 3}

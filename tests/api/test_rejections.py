@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import grpc
 import httpx
-import numpy as np
 import pytest
 
 from app.api import application
@@ -31,7 +30,7 @@ from app.settings.schema import DIALECTS
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 from tests.api.conftest import post_unread, routes_of, settings_for, write_keys
-from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.fakes.triton import FakeTriton, serving
 from tests.support import DEPLOYMENT, METRICS, SCENE, Reply, call, calling, chunk, json, lifespan_of, receiving, staying, until
 from tests.world import World, open_world
 
@@ -246,7 +245,7 @@ class SickTriton(FakeTriton):
     def __init__(self) -> None:
         super().__init__()
         self.sick = ""
-        self.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+        self.find_nothing()
         self.model_versions = ["1", "2"]
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802

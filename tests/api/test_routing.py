@@ -13,8 +13,7 @@ import pytest
 from app.main import create_app
 from tests.api.conftest import settings_for, write_keys
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
-from tests.scrape import read_samples
-from tests.support import SCENE, calling, eventually, json, lifespan_of, started, until
+from tests.support import SCENE, calling, eventually, json, lifespan_of, read_samples, started, until
 
 ADMIN = {"X-API-Key": "boss.secret"}
 CAMERA = {"X-API-Key": "camera.secret"}

@@ -1,28 +1,33 @@
-"""Hostile outputs of models that find more than boxes; and questions whose answers need an extra that is not installed."""
+"""Models that find more than boxes, or none: hostile outputs, extras that are not installed, and what each dialect answers."""
 
 import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from base64 import b64encode
+from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
+from math import pi
 from pathlib import Path
+from typing import Any
 
 import cv2
 import httpx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from app.errors import GatewayFull
 from app.host import extras
 from app.main import create_app
 from app.resilience.fairness import Caller
 from app.resilience.memory import MemoryBudget, Reservation
+from app.settings.schema import DIALECTS
 from tests.api.conftest import settings_for
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
 from tests.support import ROOT, SCENE, json, started
 
-Outputs = dict[str, np.ndarray]
+Outputs = dict[str, NDArray[Any]]
 
 IMAGE = cv2.imencode(".png", np.full((32, 64, 3), 255, np.uint8))[1].tobytes()
 ROWS, ANCHORS = 5, 21
@@ -48,7 +53,7 @@ def hostile(outputs: Outputs) -> dict[str, Outputs]:
     found: dict[str, Outputs] = {"unchanged": outputs, "nothing": {}}
     for name in outputs.keys() - {"det_scores", "det_classes"}:  # as in detectors
         tensor = outputs[name]
-        changed: dict[str, np.ndarray] = {
+        changed: Outputs = {
             "UINT8": tensor.astype(np.uint8),
             "empty": tensor[..., :0],
             "no rows": tensor[:0],
@@ -95,24 +100,31 @@ async def test_hostile_outputs_are_answered_or_the_fault_of_the_model(task: str,
     assert unexpected == {}
 
 
-@asynccontextmanager
-async def gateway(task: str, outputs: Outputs) -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
-    """A Triton whose only model has these outputs, and a client of an application that uses it."""
-    types = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int32": "TYPE_INT32"}
-    metadata = {"task": task, "kpt_shape": [2, 3], "names": {0: "cat"}}
+def triton_with(outputs: Outputs, parameters: dict[str, str], dynamic: Container[int] = ()) -> FakeTriton:
+    """Make a Triton whose models have these outputs; sizes that are `dynamic` may be any in its config."""
+    kinds = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int32": "TYPE_INT32"}
     fake = FakeTriton()
-    fake.config = CONFIG | {
+    fake.config = {
+        **CONFIG,
         "output": [
             {
                 "name": name,
-                "data_type": types[tensor.dtype.name],
-                "dims": [-1 if size in {ROWS, ANCHORS, 8} else size for size in tensor.shape],
+                "data_type": kinds[value.dtype.name],
+                "dims": [-1 if size in dynamic else size for size in value.shape],
             }
-            for name, tensor in outputs.items()
+            for name, value in outputs.items()
         ],
-        "parameters": {"metadata": {"string_value": repr(metadata)}},
+        "parameters": {name: {"string_value": text} for name, text in parameters.items()},
     }
     fake.answer = infer_response(**outputs)
+    return fake
+
+
+@asynccontextmanager
+async def gateway(task: str, outputs: Outputs) -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
+    """A Triton whose only model has these outputs, and a client of an application that uses it."""
+    metadata = {"task": task, "kpt_shape": [2, 3], "names": {0: "cat"}}
+    fake = triton_with(outputs, {"metadata": repr(metadata)}, dynamic={ROWS, ANCHORS, 8})
     async with serving(fake), started(create_app(settings_for(fake.url))) as client:
         yield fake, client
 
@@ -173,3 +185,176 @@ async def test_text_without_its_extra_is_not_offered(client: httpx.AsyncClient, 
 
     assert (problem["code"], problem["detail"]) == ("not_offered", expected)
     assert answer["errors"]["ocr"] == {"code": "not_offered", "detail": expected}
+
+
+# Of each dialect: models get the image at half its size from row 8 on.
+TEXT = b64encode(IMAGE).decode()
+NAMES = ("cat", "dog")
+OUTPUTS: Outputs = {
+    "num_dets": np.array([2], np.int32),
+    "det_scores": np.array([0.9, 0.8, 0], np.float32),
+    "det_classes": np.array([1, 0, 0], np.int32),
+}
+BOXES = np.array([[4, 12, 12, 20], [16, 10, 28, 22], [0, 0, 0, 0]], np.float32)
+
+# Two areas for the first object, of which the second has the shape of an L; nothing for the other one.
+AREAS = np.full((1, 8, 8), -1, np.float16)
+AREAS[0, 3:5, 1] = AREAS[0, 2:5, 4:6] = AREAS[0, 4, 6] = 1
+
+KEYPOINTS = np.array([[[6, 14, 0.9], [10, 18, 0.25]], [[20, 12, 0.75], [24, 20, 0.5]], [[0, 0, 0]] * 2], np.float32)
+TASKS: dict[str, Outputs] = {
+    "segment": {
+        "det_boxes": np.array([[0, 8, 32, 24], BOXES[0], BOXES[2]], np.float32),
+        "det_masks": np.array([[1], [0], [0]], np.float32),
+        "prototypes": AREAS,
+    },
+    "pose": {"det_boxes": BOXES, "det_keypoints": KEYPOINTS},
+    "points": {"det_boxes": BOXES, "det_keypoints": KEYPOINTS[..., :2]},
+    "obb": {
+        "det_boxes": np.array([[4, 12, 12, 16], [16, 10, 24, 14], BOXES[2]], np.float32),
+        "det_angles": np.array([0, pi / 2, 0], np.float32),
+    },
+}
+# Models of these tasks find no objects; their configs name the task.
+NO_OBJECTS: dict[str, Outputs] = {
+    "embedding": {"vector": np.array([3, 4], np.float32)},
+    "text_detection": {"map": np.zeros((8, 8), np.float32)},
+    "text_recognition": {"steps": np.zeros(4, np.int32), "scores": np.zeros(4, np.float32)},
+}
+
+
+def triton_for(task: str) -> FakeTriton:
+    outputs = {"scores": np.array([0.2, 0.8], np.float32)} if task == "classify" else NO_OBJECTS.get(task, OUTPUTS)
+    parameters = {"labels": ",".join(NAMES), "keypoints": '["nose", "tail"]', **({"task": task} if task in NO_OBJECTS else {})}
+    fake = triton_with(outputs | TASKS.get(task, {}), parameters)
+    fake.index = [("tiny", "1", "READY", "")]
+    return fake
+
+
+@pytest.fixture
+def fake(request: pytest.FixtureRequest) -> FakeTriton:
+    """A Triton whose models all have the task of the test."""
+    return triton_for(request.param)
+
+
+@pytest.fixture
+async def caller(fake: FakeTriton) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application whose default models are `tiny`, and `parts` and `people` for masks and keypoints."""
+    options = {"task_models": "segmentation=parts,pose=people", "dialects": ",".join(DIALECTS)}
+    async with serving(fake), started(create_app(settings_for(fake.url, **options))) as made:
+        yield made
+
+
+def models_of(*tasks: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("fake", tasks, indirect=True)
+
+
+async def parts_of_mask(caller: httpx.AsyncClient) -> list[list[list[float]]]:
+    """Return the polygons of the first object, flat, as the gateway itself answers."""
+    first, second = json(await caller.post("/segment?boxes=pixel&model=tiny", content=IMAGE))["detections"]
+    assert (len(first["mask"]), second["mask"]) == (2, [])
+    found: list[list[list[float]]] = first["mask"]
+    return found
+
+
+async def by_roboflow(caller: httpx.AsyncClient, route: str, **parameters: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+    """Ask for the model at v0 and v1, and at v1 without a name; return their answer, without the random ids."""
+    content = {"image": {"type": "base64", "value": TEXT}, **parameters}
+    responses = [
+        await caller.post(f"/infer/{route}", json={**content, "model_id": "tiny/1"}),
+        await caller.post(f"/infer/{route}", json={**content, "model": "tiny"}),
+        await caller.post("/tiny/1", params=parameters, content=IMAGE),
+    ]
+    found: list[dict[str, Any]]
+    found, *others = ([one | {"detection_id": 0} for one in json(each)["predictions"]] for each in responses)
+    assert others == [found] * 2
+    return found
+
+
+async def by_ultralytics(caller: httpx.AsyncClient, **data: str) -> list[dict[str, Any]]:
+    (image,) = json(await caller.post("/api/models/tiny/predict", files={"file": IMAGE}, data=data))["images"]
+    found: list[dict[str, Any]] = image["results"]
+    assert [(one["class"], one["name"], one["confidence"]) for one in found] == [(1, "dog", 0.9), (0, "cat", 0.8)]
+    return found
+
+
+@models_of("segment")
+async def test_masks_are_the_largest_part_or_all_parts_joined(caller: httpx.AsyncClient) -> None:
+    """An empty mask has no points; clients need the list."""
+    parts = await parts_of_mask(caller)
+    largest = max(parts, key=len)
+    points = [{"x": x, "y": y} for x, y in zip(largest[::2], largest[1::2], strict=True)]
+    dog = {"x": 32, "y": 16, "width": 64, "height": 32, "confidence": 0.9, "class": "dog", "class_id": 1, "detection_id": 0}
+    cat = {"x": 16, "y": 16, "width": 16, "height": 16, "confidence": 0.8, "class": "cat", "class_id": 0, "detection_id": 0}
+    assert await by_roboflow(caller, "instance_segmentation") == [{**dog, "points": points}, {**cat, "points": []}]
+
+    polygons = [np.array(part, np.float32).reshape(-1, 2) for part in parts]
+    first, second = await by_ultralytics(caller)
+    path = np.array([first["segments"]["x"], first["segments"]["y"]], np.float32).T
+    assert {tuple(point) for point in path.tolist()} == {tuple(point) for part in polygons for point in part.tolist()}
+    assert cv2.contourArea(path) == pytest.approx(sum(map(cv2.contourArea, polygons)))
+    assert second["segments"] == {"x": [], "y": []}
+    assert second["box"] == {"x1": 8, "y1": 8, "x2": 24, "y2": 24}
+
+
+@models_of("pose")
+async def test_keypoints_have_names_or_fractions(caller: httpx.AsyncClient) -> None:
+    expected = [
+        {"x": 12, "y": 12, "confidence": 0.9, "class_id": 0, "class": "nose"},
+        {"x": 20, "y": 20, "confidence": 0.25, "class_id": 1, "class": "tail"},
+    ]
+    first, second = await by_roboflow(caller, "keypoints_detection")
+    surer, _ = await by_roboflow(caller, "keypoints_detection", keypoint_confidence=0.3)
+    pixels, fractions = await by_ultralytics(caller), await by_ultralytics(caller, normalize="true")
+
+    assert (first["x"], first["y"], first["width"], first["height"], first["class"]) == (16, 16, 16, 16, "dog")
+    assert first["keypoints"] == expected
+    assert [(point["x"], point["y"]) for point in second["keypoints"]] == [(40, 8), (48, 24)]
+    assert surer["keypoints"] == expected[:1]
+    assert pixels[0]["keypoints"] == {"x": [12, 20], "y": [12, 20], "visible": [0.9, 0.25]}
+    assert fractions[1]["keypoints"] == {"x": [0.625, 0.75], "y": [0.25, 0.75], "visible": [0.75, 0.5]}
+
+
+@models_of("obb")
+async def test_oriented_boxes_have_four_corners(caller: httpx.AsyncClient) -> None:
+    """In the order of `Results.obb.xyxyxyxy`: against the clock, from the bottom right of a box that is not turned."""
+    pixels, fractions = await by_ultralytics(caller), await by_ultralytics(caller, normalize="true")
+
+    box = pixels[0]["box"]
+    assert box == {"x1": 24, "y1": 16, "x2": 24, "y2": 8, "x3": 8, "y3": 8, "x4": 8, "y4": 16}
+    assert [*pixels[1]["box"].values()] == [36, 16, 44, 16, 44, 0, 36, 0]
+    assert fractions[0]["box"] == {name: value / (64 if name[0] == "x" else 32) for name, value in box.items()}
+
+
+@models_of("classify")
+async def test_classes_have_no_boxes(caller: httpx.AsyncClient) -> None:
+    (image,) = json(await caller.post("/predict", files={"file": IMAGE}, data={"conf": "0.99"}))["images"]
+
+    assert [(one["class"], one["name"]) for one in image["results"]] == [(1, "dog"), (0, "cat")]
+    assert set(image["results"][0]) == {"class", "name", "confidence"}
+    assert image["shape"] == [32, 64]
+
+
+@models_of(*NO_OBJECTS)
+async def test_model_that_finds_no_objects_is_an_error_that_names_its_route(
+    caller: httpx.AsyncClient, request: pytest.FixtureRequest
+) -> None:
+    """Only KServe's clients and `/predict` can ask for a vector."""
+    task = request.node.callspec.params["fake"]
+    image, tensor = {"type": "base64", "value": TEXT}, {"name": "x", "shape": [1], "datatype": "BYTES", "data": [TEXT]}
+    answers = {
+        "roboflow": await caller.post("/infer/object_detection", json={"image": image, "model_id": "tiny"}),
+        "ultralytics": await caller.post("/api/models/tiny/predict", files={"file": IMAGE}),
+        "nim": await caller.post("/v1/infer", json={"input": [{"type": "image_url", "url": f"data:image/png;base64,{TEXT}"}]}),
+        "deepstack": await caller.post("/v1/vision/custom/tiny", files={"image": IMAGE}),
+        "kserve": await caller.post("/v2/models/tiny/infer", json={"inputs": [tensor]}),
+        "predict": await caller.post("/predict/tiny", content=IMAGE),
+    }
+
+    route = "/embed/image" if task == "embedding" else "/ocr/predict"
+    if task == "embedding":
+        (output,) = json(answers.pop("kserve"))["outputs"]
+        assert output["data"] == pytest.approx([0.6, 0.8])
+        assert json(answers.pop("predict"))["embedding"] == pytest.approx([0.6, 0.8])
+    for name, answer in answers.items():
+        assert (name, answer.status_code, route in answer.text) == (name, 400, True)

@@ -1,19 +1,46 @@
 """Numbers of the bench: what is counted of the answers, medians, percentiles, ratios and their spread."""
 
 import re
+from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from bench.load.outcome import Outcome, merge_histograms
+from bench.load.outcome import Outcome, encode_latencies, merge_histograms
 from bench.load.tally import Tally
 from bench.report.compare import compare
-from bench.report.measurements import Measurement, Overload, Run, WorkerMemory
+from bench.report.measurements import Measurement, Overload, Run, TritonUse, WorkerMemory
 from bench.report.page import page
 from bench.report.records import RecordError, Server, load_record, make_record, save_record
 from bench.report.text import overview, sheet
-from tests.bench.support import CAT, DOG, make_outcome, make_run
+
+CAT = b'{"detections":[{"class_name":"cat"},{"class_name":"person"}],"model":{"name":"yolo11n"}}'
+DOG = b'{"detections":[{"class_name":"dog"}]}'
+
+
+def make_outcome(milliseconds: Sequence[float], **statuses: int) -> Outcome:
+    """Make up an outcome of two seconds with these latencies; statuses are given as s200=1, error=2."""
+    counted = {name.removeprefix("s"): count for name, count in statuses.items()} or {"200": len(milliseconds)}
+    return Outcome(
+        seconds=2.0,
+        requests=sum(counted.values()),
+        statuses=counted,
+        latency=encode_latencies(value / 1e3 for value in milliseconds),
+        stages={"decode": 2.0, "infer": 5.0, "total": 9.0},
+        driver_cpu=0.25,
+    )
+
+
+def make_run(scale: float = 1.0, rounds: int = 0, **changes: object) -> Run:
+    """Make up a run with latencies of `scale` times 10 to 109 ms, and so many rounds like it."""
+    outcome = make_outcome([scale * value for value in range(10, 110)])
+    use = TritonUse(inferences=100, executions=40, queue_ms=1.5, compute_ms=30.0, batches={"1": 10, "3": 30})
+    cpu = {"gateway": 3.0, "triton": 0.5, "stubs": 40.0, "client": 0.25}
+    made = Run(contestant="nereid", mode="full", model="yolo11n", clients=4, outcome=outcome, triton=use, cpu_ms=cpu)
+    held = [Measurement(outcome=outcome, triton=use, cpu_ms=cpu)] * rounds
+    return msgspec.structs.replace(made, figures={}, rounds=held, **changes)
 
 
 def tallied(*answers: tuple[int, float, str, bytes, bytes], expected: frozenset[str] = frozenset()) -> Outcome:

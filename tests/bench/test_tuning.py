@@ -16,7 +16,7 @@ from bench.harness.model_control import ModelControl
 from bench.harness.processes import ROOT, environment_of, variables
 from bench.harness.triton import embedded_triton
 from bench.models.repository import write_fixture
-from tests.bench.support import make_outcome
+from tests.bench.test_statistics import make_outcome
 from tests.processes import wait_for
 
 CONFIG = {

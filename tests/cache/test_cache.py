@@ -156,8 +156,7 @@ async def test_changes_are_cached_once_they_are_loaded(tmp_path: Path, monkeypat
     network.parent.mkdir(parents=True)
     network.write_bytes(b"one")
     (tmp_path / "tiny" / DESCRIPTION).write_text(description.dump(DOORS), encoding="utf-8")
-    fake = FakeTriton()
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake = FakeTriton().find_nothing()
     given = {"cache": "memory", "triton_loads_models": True, "model_repository": str(tmp_path)}
     async with serving(fake), started(create_app(settings_for(fake.url, **given))) as client:
         await until_cache(client, None)

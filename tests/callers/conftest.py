@@ -25,8 +25,7 @@ from bench.harness.triton import link_installation
 from tests.api.conftest import write_keys
 from tests.callers import client as table
 from tests.callers.client import pins
-from tests.processes import PATIENCE_SECONDS
-from tests.shared import one_process_at_a_time
+from tests.processes import PATIENCE_SECONDS, one_process_at_a_time
 from tests.support import ROOT, sample_image
 
 MODEL = "yolo11n"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.api.conftest import write_keys
-from tests.api.dialects.test_tasks import IMAGE, triton_for
+from tests.api.test_tasks import IMAGE, triton_for
 from tests.callers.client import run
 from tests.fakes.http import serving
 from tests.fakes.triton import serving as serving_triton

@@ -17,8 +17,7 @@ from tests.faults.exchange import Connection, encode
 from tests.faults.fleet import Fleet, running_fleet
 from tests.faults.meanwhile import traffic
 from tests.faults.models import write
-from tests.processes import PATIENCE_SECONDS, has_ended, no_process_left, wait_for
-from tests.programs import require_program
+from tests.processes import PATIENCE_SECONDS, has_ended, no_process_left, require_program, wait_for
 from tests.support import ROOT
 
 HAPROXY = ROOT / "deploy" / "haproxy" / "haproxy.cfg"

@@ -23,7 +23,7 @@ from nereid_label_studio.program import create_app as create_backend
 from nereid_label_studio.program import main
 from nereid_label_studio.studio import Studio
 from tests.api.conftest import settings_for, write_keys
-from tests.api.dialects.test_tasks import IMAGE, TEXT, triton_for
+from tests.api.test_tasks import IMAGE, TEXT, triton_for
 from tests.clients.conftest import ThreadTransport
 from tests.fakes.http import HOST, LOOPBACK, Host, redirect, response, serving_host
 from tests.fakes.triton import serving

@@ -22,7 +22,7 @@ from app import __version__
 from app.host.processes import kill_group
 from app.settings.schema import TRITON_SOCKET, Settings
 from tests.imaging.samples import AVIF, FORMATS, HEIC, encode
-from tests.programs import require_program
+from tests.processes import require_program
 from tests.support import IMAGES, ROOT, sample_image
 from tests.support import json as json_of
 

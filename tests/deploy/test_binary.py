@@ -21,8 +21,7 @@ from app.settings.schema import PREFIX, Settings
 from app.triton.shared_memory import SHM
 from bench.harness.triton import link_installation
 from tests.deploy.conftest import check, pip_volumes
-from tests.processes import wait_for, wait_until_gone
-from tests.programs import require_program
+from tests.processes import require_program, wait_for, wait_until_gone
 from tests.support import ROOT, free_port, json, sample_image
 
 pytestmark = pytest.mark.packages

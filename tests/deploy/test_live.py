@@ -22,8 +22,7 @@ from bench.load.driver import Driver
 from bench.load.images import unlabelled_samples
 from bench.models.repository import write_fixture
 from tests.deploy.needs import DASHBOARD, load
-from tests.processes import no_process_left
-from tests.programs import require_program
+from tests.processes import no_process_left, require_program
 from tests.prometheus import CONFIG, Prometheus, running_prometheus
 
 pytestmark = pytest.mark.system

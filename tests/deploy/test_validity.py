@@ -19,7 +19,7 @@ from app.errors import BodyTooLarge, MalformedRequest
 from app.settings.schema import DIALECTS, Settings
 from tests.deploy.needs import DASHBOARD, DEPLOY, INSTANCES, MODELS, PATHS, PROJECTS, UNITS, load
 from tests.nginx import SHIPPED, prepare
-from tests.programs import require_program
+from tests.processes import require_program
 from tests.prometheus import CONFIG
 from tests.support import ROOT
 

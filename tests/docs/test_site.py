@@ -16,7 +16,7 @@ from app.resilience.worker_table import WorkerTable
 from app.settings.schema import PREFIX, Settings
 from app.telemetry.metrics import Metrics
 from tests.browser import opened, running_browser
-from tests.programs import require_program
+from tests.processes import require_program
 from tests.support import ROOT
 
 pytestmark = pytest.mark.system

@@ -28,7 +28,7 @@ from tests.fakes.http import answering, scripted
 from tests.fakes.triton import FakeTriton, serving
 from tests.faults.serving import running_gateway
 from tests.postgres import Server
-from tests.programs import obeying_modes
+from tests.processes import obeying_modes
 from tests.support import IMAGES, free_port
 
 EVERYWHERE: dict[str, Any] = {"host": "0.0.0.0"}  # noqa: S104 - nobody listens

@@ -1,8 +1,6 @@
-"""The embedded PostgreSQL, for real: it keeps what was committed, whatever ends, and nothing of it stays behind."""
+"""The embedded PostgreSQL, for real: who may use it, and what a start that fails leaves behind."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,20 +11,10 @@ import pytest
 from app.embedded.folder import runs_elsewhere
 from app.embedded.postgres.backup import backup
 from app.embedded.postgres.server import EmbeddedPostgres
-from app.embedded.service import Service
 from app.host.program import CommandError
 from app.settings.schema import Settings
 from tests.postgres import database_home
-from tests.processes import nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
-
-START = """
-import sys, time
-from app.embedded.postgres.server import EmbeddedPostgres
-from app.settings.schema import Settings
-EmbeddedPostgres(Settings(database_home=sys.argv[1])).start()
-print(flush=True)
-time.sleep(60)
-"""
+from tests.processes import nothing_left_running  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="module")
@@ -57,55 +45,14 @@ async def test_the_database_is_private_durable_and_of_one_container(home: Settin
     assert home.database_folder.stat().st_mode & 0o777 == 0o700
     assert postmaster(home).uids().real == home.database_folder.stat().st_uid != 0
     assert not postmaster(home).net_connections("inet")
+    with pytest.raises(CommandError, match=r"another process.* runs the PostgreSQL in .*NEREID_DATABASE_HOME"):
+        EmbeddedPostgres(home).spawn()
     elsewhere = Path(home.database_home).parent / "socket"
     with monkeypatch.context() as patch:
         patch.setattr(Settings, "database_folder", elsewhere)
         with pytest.raises(CommandError, match="another process, perhaps in another container, uses"):
             EmbeddedPostgres(home).spawn()
     elsewhere.rmdir()
-    server.stop()
-
-
-async def test_the_database_recovers_after_a_kill(home: Settings) -> None:
-    """A client cannot keep the dead one alive."""
-    service = Service(EmbeddedPostgres(home), gives_up=False)
-
-    def is_ready() -> bool:
-        service.tick()
-        return service.is_ready
-
-    wait_for(is_ready)
-    connection = await asyncpg.connect(home.search_database)
-    await connection.execute("CREATE TABLE kept (number int); INSERT INTO kept VALUES (1)")
-    await connection.execute("BEGIN; INSERT INTO kept VALUES (2)")
-    old = postmaster(home)
-    family = [old, *old.children(recursive=True)]
-    old.kill()
-    wait_until_gone([old])
-    wait_for(lambda: not is_ready())
-    wait_until_gone(family)
-    connection.terminate()
-    wait_for(is_ready)
-
-    again = await asyncpg.connect(home.search_database)
-    assert [row["number"] for row in await again.fetch("SELECT * FROM kept")] == [1]
-    await again.execute("DROP TABLE kept")
-    await again.close()
-    service.close()
-    service.program.stop()  # type: ignore[attr-defined]  # not of every program
-
-
-def test_the_database_ends_with_its_supervisor(home: Settings) -> None:
-    with subprocess.Popen([sys.executable, "-c", START, home.database_home], stdout=subprocess.PIPE) as supervisor:
-        assert supervisor.stdout
-        supervisor.stdout.readline()
-        family = [postmaster(home), *postmaster(home).children(recursive=True)]
-        with pytest.raises(CommandError, match=r"another process.* runs the PostgreSQL in .*NEREID_DATABASE_HOME"):
-            EmbeddedPostgres(home).spawn()
-        supervisor.kill()
-    wait_until_gone(family)
-    server = EmbeddedPostgres(home)
-    server.start()
     server.stop()
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import numpy as np
@@ -100,6 +100,11 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     @property
     def config_reads(self) -> int:
         return len(self.read_configs)
+
+    def find_nothing(self) -> Self:
+        """Answer with two rows without an object; return itself."""
+        self.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+        return self
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         if request.id == "golden" and not self.knows_picture:  # as if it did not have the model

@@ -27,11 +27,9 @@ from tests.faults import models
 from tests.faults.exchange import NO_ANSWER, ask, encode
 from tests.faults.meanwhile import meanwhile, until
 from tests.faults.serving import WORKERS, Gateway, serving, stopped
-from tests.processes import PATIENCE_SECONDS, wait_until_gone
-from tests.programs import require_program
+from tests.processes import PATIENCE_SECONDS, require_program, wait_until_gone
 from tests.prometheus import CONFIG, Prometheus, running_prometheus
-from tests.scrape import read_samples
-from tests.support import free_port
+from tests.support import free_port, read_samples
 
 _FACTOR = 12
 _SCRAPE_SECONDS = 2.0

@@ -6,7 +6,7 @@ import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from app.host.http import get_status
+from app.triton.shared_memory import SHM
 from bench.harness.triton import Triton
-from tests.bench.support import arenas_of
 from tests.faults import models
 from tests.faults.exchange import Connection, ask, encode
 from tests.faults.fleet import Fleet, running_fleet
@@ -79,18 +79,19 @@ class Death(NamedTuple):
     times: int = 1
 
 
-DEATHS = [
-    Death("instance", signal.SIGTERM, times=4),
-    Death("instance", signal.SIGKILL),
-    Death("instance", signal.SIGSTOP),
-    Death("worker", signal.SIGSTOP),
-    Death("Triton", signal.SIGTERM),
-    Death("Triton", signal.SIGKILL, times=2),
-    Death("Triton", signal.SIGSTOP),
-]
-
-
-@pytest.mark.parametrize("death", DEATHS, ids=[f"{death.what}-{death.how.name}" for death in DEATHS])
+@pytest.mark.parametrize(
+    "death",
+    [
+        Death("instance", signal.SIGTERM, times=4),
+        Death("instance", signal.SIGKILL),
+        Death("instance", signal.SIGSTOP),
+        pytest.param(Death("worker", signal.SIGSTOP), marks=pytest.mark.system),
+        Death("Triton", signal.SIGTERM),
+        Death("Triton", signal.SIGKILL, times=2),
+        Death("Triton", signal.SIGSTOP),
+    ],
+    ids=lambda death: f"{death.what}-{death.how.name}",
+)
 async def test_process_that_ends_or_hangs_is_replaced(fleet: Fleet, url: str, death: Death) -> None:
     """No request is lost, unless there is no Triton."""
     is_triton = death.what == "Triton"
@@ -105,6 +106,8 @@ async def test_process_that_ends_or_hangs_is_replaced(fleet: Fleet, url: str, de
             if (death.what, death.how) == ("instance", signal.SIGTERM):
                 assert get_status(f"{url}/readyz", PATIENCE_SECONDS) == 200
             await until_gone(*family[death.what])
+            if death.what == "worker":
+                assert fleet.says(f"worker {first.pid} does not respond; replacing it")
             await until(lambda: len(fleet.instances()) == len(fleet.workers()) == 2)
             await until(fleet.is_ready)
             await counted.until(counted.requests + 500)
@@ -247,6 +250,11 @@ async def test_every_answer_belongs_to_its_request(fault_repository: Path, tmp_p
 
     assert set(counted.statuses) <= {200, 503}
     assert ends["Triton"] >= 3
+
+
+def arenas_of(pids: Iterable[int]) -> list[Path]:
+    """Return the shared-memory arenas that processes have created."""
+    return [path for pid in pids for path in SHM.glob(f"nereid-{pid}-*")]
 
 
 @pytest.mark.soak

@@ -20,8 +20,7 @@ from tests.faults.serving import Gateway, serving, unharmed
 from tests.imaging.samples import encode as encode_image
 from tests.nginx import proxying
 from tests.processes import PATIENCE_SECONDS
-from tests.scrape import Samples, scrape
-from tests.support import sample_image
+from tests.support import Samples, sample_image, scrape
 
 _CAT = sample_image("chelsea.jpg")
 _PHOTO = encode(_CAT)

@@ -14,8 +14,7 @@ from bench.harness.processes import environment_of
 from bench.harness.triton import link_installation
 from tests.faults.meanwhile import traffic
 from tests.nginx import proxying
-from tests.processes import has_ended, wait_for
-from tests.programs import require_program
+from tests.processes import has_ended, require_program, wait_for
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import ROOT
 

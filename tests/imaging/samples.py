@@ -1,10 +1,7 @@
 """Images for tests: flat blocks, noise, files of every format, and headers written by hand."""
 
 import struct
-import tracemalloc
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
 
@@ -46,14 +43,12 @@ def to_rgb(grey: Any) -> NDArray[np.uint8]:  # noqa: ANN401
     return np.stack([np.asarray(grey, np.uint8)] * 3, axis=-1)
 
 
-@contextmanager
-def peak_below(nbytes: int) -> Iterator[None]:
-    """Demand that the memory of numpy and Python stays below this."""
-    tracemalloc.start()
-    yield
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < nbytes
+def gradient(width: int, height: int) -> NDArray[np.uint8]:
+    """Make an image whose red and green are the position of the column and of the row, from 0 to 250, at every size."""
+    pixels = np.full((height, width, 3), 99, np.uint8)
+    pixels[:, :, 0] = np.linspace(0, 250, width)
+    pixels[:, :, 1] = np.linspace(0, 250, height)[:, None]
+    return pixels
 
 
 def draw(data: bytes, fit: Fit, canvas: NDArray[np.uint8], pixels: int = 10**8) -> ImageTransform:

@@ -27,6 +27,7 @@ from tests.imaging.samples import (
     PIXELS,
     encode,
     exif_of,
+    gradient,
     limits,
     pixels_of,
     store,
@@ -159,13 +160,6 @@ def test_decoding_takes_no_more_memory_than_estimated(
     assert int(measuring.stdout.readline()) < estimate + 8_000_000
     assert estimate == 12 * MEGA * pixel_bytes + copies
     assert estimate <= max_decode_bytes(most, len(data) if header.tiff else 0)
-
-
-def gradient(width: int, height: int) -> NDArray[np.uint8]:
-    """Draw a gradient, which looks the same at every size."""
-    across = np.linspace(0, 255, width, dtype=np.uint8)
-    down = np.linspace(0, 255, height, dtype=np.uint8)
-    return np.dstack([np.tile(across, (height, 1)), np.tile(down[:, None], (1, width)), np.full((height, width), 99, np.uint8)])
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 7])

@@ -13,6 +13,7 @@ from app.imaging.fit import CenterCrop, Letterbox, Line, Page, Stretch, canvas_s
 from app.imaging.patch import Patch
 from app.imaging.transform import ImageTransform
 from app.model.triton_config import Interpolation
+from tests.imaging.samples import gradient
 from tests.model.configs import spec_of, table
 
 SIDES = st.integers(1, 16384)
@@ -90,14 +91,6 @@ def test_resizing_is_that_of_opencv(canvas_side: int, size: tuple[int, int]) -> 
 
     expected = cv2.resize(pixels, (transform.width, transform.height), interpolation=cv2.INTER_LINEAR)
     np.testing.assert_allclose(area.astype(int), expected.reshape(area.shape).astype(int), atol=2)
-
-
-def gradient(width: int, height: int) -> NDArray[np.uint8]:
-    """Make an image whose red and green are the position of the column and of the row, from 0 to 250."""
-    pixels = np.zeros((height, width, 3), np.uint8)
-    pixels[:, :, 0] = np.linspace(0, 250, width)
-    pixels[:, :, 1] = np.linspace(0, 250, height)[:, None]
-    return pixels
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

@@ -23,11 +23,11 @@ from tests.imaging.samples import (
     exif_of,
     hostile_tags,
     limits,
-    peak_below,
     pixels_of,
     png,
     png_chunk,
 )
+from tests.support import peak_below
 
 RED = Image.new("RGB", (64, 64), "red")
 LIMITS = PixelLimits(jpeg=2_000_000, non_jpeg=1_000_000)

@@ -26,7 +26,7 @@ from app.telemetry.timing import Timing
 from app.triton.messages import InferResult
 from tests.fakes.http import Host, response, serving_host
 from tests.fakes.triton import CONFIG, config_with, infer_response
-from tests.pipeline import refusals
+from tests.pipeline.conftest import FAILED, STOPPING
 from tests.support import SCENE, eventually, in_cycles
 from tests.world import Gate, World
 
@@ -188,7 +188,7 @@ async def test_images_of_a_tensor_fail_together(world: World) -> None:
     assert (await ask_tensor(world, images=3)).outputs["output0"].shape == (3, 2, 6)
     world.fake.may_answer.clear()
     world.fake.held = {"abc,abc"}
-    world.fake.next_refusals = [refusals.FAILED]
+    world.fake.next_refusals = [FAILED]
     with pytest.raises(InferenceFailed):
         await ask_tensor(world, images=4)
     assert not any("run_tensor" in repr(task) for task in asyncio.all_tasks())
@@ -198,7 +198,7 @@ async def test_images_of_a_tensor_fail_together(world: World) -> None:
 
 
 async def test_tensor_is_sent_again_if_triton_is_being_stopped_or_the_model_was_replaced(world: World) -> None:
-    world.fake.next_refusals = [refusals.STOPPING]
+    world.fake.next_refusals = [STOPPING]
     assert (await ask_tensor(world)).version == "1"
     world.fake.config, world.fake.model_versions = config_with(labels="new,other"), ["2"]
     assert (await ask_tensor(world)).version == "2"

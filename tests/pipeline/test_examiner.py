@@ -11,7 +11,7 @@ from app.errors import CircuitOpen
 from app.pipeline.examiner import Examiner
 from app.triton.status import WrongAnswer
 from tests.fakes.triton import CONFIG, FakeTriton, config_with, infer_response
-from tests.pipeline import refusals
+from tests.pipeline.conftest import FAILED, FULL, RESTRICTED
 from tests.support import eventually
 from tests.world import World
 
@@ -41,7 +41,7 @@ class OneModel(FakeTriton):
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         if self.is_restricted:
-            await context.abort(*refusals.RESTRICTED)
+            await context.abort(*RESTRICTED)
         return await super().ModelStatistics(request, context)
 
     @property
@@ -109,9 +109,9 @@ async def test_default_model_is_asked_at_its_start_and_every_minute(examined: Ex
     assert examined.fake.questions == 2
     assert await examined.asked(30) == 0  # real time passes, too
     assert await examined.asked(35) == 1
-    examined.fake.next_refusals = [refusals.FAILED, None]
+    examined.fake.next_refusals = [FAILED, None]
     assert await examined.asked(61) == 2
-    examined.fake.refusal = refusals.FULL  # which says nothing of the model
+    examined.fake.refusal = FULL  # which says nothing of the model
     await examined.asked(61)
     assert examined.wrong == [False]
 

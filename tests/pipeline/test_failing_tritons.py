@@ -15,9 +15,7 @@ from app.triton.client import TritonClient
 from app.triton.silence import Silence
 from app.triton.status import Draining
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
-from tests.pipeline import refusals
-from tests.pipeline.conftest import fail, is_closed
-from tests.pipeline.refusals import Refusal
+from tests.pipeline.conftest import BROKEN, FAILED, FULL, GONE, LATE, MISSHAPEN, SICK, STOPPING, Refusal, is_closed
 from tests.support import eventually
 from tests.world import HANG_SECONDS, World
 
@@ -30,24 +28,6 @@ HEARD = pytest.mark.usefixtures("heard")
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton does not count as silent, however late a busy machine lets it answer."""
     monkeypatch.setattr(Silence, "ask", lambda *_: None)
-
-
-async def test_failures_open_the_circuit_until_a_probe_is_answered(world: World) -> None:
-    await fail(world, 4)
-    assert is_closed(world)
-    world.fake.refusal = refusals.STOPPING
-    await fail(world, 1)
-    assert not is_closed(world)
-    assert is_closed(world, "other")
-    asked = len(world.fake.requests)
-    for probes in (1, 2):
-        await world.time.skip(1)
-        await eventually(lambda probes=probes: len(world.fake.requests) >= asked + probes)  # type: ignore[misc]
-    assert not is_closed(world)
-    world.fake.refusal = None
-
-    await eventually(lambda: is_closed(world))
-    assert {request.id for request in world.fake.requests[asked:]} == {"probe"}
 
 
 @HEARD
@@ -133,13 +113,13 @@ async def test_model_of_files_gets_a_file(fake_triton: Fake) -> None:
 @pytest.mark.parametrize(
     ("refusal", "expected"),
     [
-        (refusals.FAILED, False),
-        (refusals.MISSHAPEN, True),  # requests should get the same error instead of `CircuitOpen`
-        (refusals.GONE, True),
+        (FAILED, False),
+        (MISSHAPEN, True),  # requests should get the same error instead of `CircuitOpen`
+        (GONE, True),
         (None, True),  # an answer without sense
-        (refusals.STOPPING, Draining),
-        (refusals.LATE, DeadlinePassed),
-        (refusals.SICK, TritonUnavailable),
+        (STOPPING, Draining),
+        (LATE, DeadlinePassed),
+        (SICK, TritonUnavailable),
     ],
 )
 async def test_probe_shows_whether_triton_can_run_the_model(
@@ -190,7 +170,7 @@ TWO = pytest.mark.world(AnsweringTriton, AnsweringTriton, max_calls=1)
 
 
 @TWO
-@pytest.mark.parametrize("refusal", [refusals.FULL, refusals.FAILED, refusals.GONE])
+@pytest.mark.parametrize("refusal", [FULL, FAILED, GONE])
 async def test_call_that_one_triton_refuses_goes_to_the_other(world: World, refusal: Refusal) -> None:
     """A retry at another Triton needs no budget."""
     await world.until_known()
@@ -204,7 +184,7 @@ async def test_call_that_one_triton_refuses_goes_to_the_other(world: World, refu
 @TWO
 async def test_triton_whose_model_fails_is_left_out_while_another_runs_it(world: World) -> None:
     await world.until_known()
-    world.fake.refusal = refusals.FAILED
+    world.fake.refusal = FAILED
     while world.usable != [False, True]:
         world.server.model("tiny").forget_speed()  # otherwise it is hardly ever chosen again
         assert await world.errors(1) == []
@@ -217,7 +197,7 @@ async def test_triton_whose_model_fails_is_left_out_while_another_runs_it(world:
         await eventually(lambda probes=probes: len(world.fake.requests) >= asked + probes)  # type: ignore[misc]
     assert await world.errors(10) == []
     assert (world.fake.images, world.usable) == (failed, [False, True])
-    world.fakes[1].refusal = refusals.FAILED  # then it cannot process the blank image, and Triton is not the cause
+    world.fakes[1].refusal = FAILED  # then it cannot process the blank image, and Triton is not the cause
 
     await eventually(lambda: world.usable == [True, True])
 
@@ -232,7 +212,7 @@ async def test_batches_are_as_large_as_the_triton_takes(world: World) -> None:
     world.hold()
     asking = asyncio.ensure_future(world.errors(12))
     await eventually(lambda: world.running == [1, 1])
-    near.next_refusals = [None, refusals.BROKEN]  # its batch of four cannot go to the other one
+    near.next_refusals = [None, BROKEN]  # its batch of four cannot go to the other one
     near.may_answer.set()
     await eventually(lambda: len(near.requests) >= 3)
     far.may_answer.set()

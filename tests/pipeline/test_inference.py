@@ -20,9 +20,7 @@ from app.telemetry.trace_context import TraceContext
 from app.triton.shared_memory import SHM, Arena
 from app.triton.status import Overloaded
 from tests.fakes.triton import SPEC, infer_response
-from tests.pipeline import refusals
-from tests.pipeline.conftest import fail, is_closed
-from tests.pipeline.refusals import Refusal
+from tests.pipeline.conftest import BROKEN, FULL, GONE, LATE, MISSHAPEN, STOPPING, Refusal, fail, is_closed
 from tests.support import SCENE, eventually, finds, json, started
 from tests.world import IMAGE, World
 
@@ -71,10 +69,10 @@ async def test_inference_is_cancelled_only_if_that_is_safe(world: World, version
 @pytest.mark.parametrize(
     ("refusal", "expected", "reads"),
     [
-        (refusals.FULL, Overloaded, 1),
-        (refusals.LATE, DeadlinePassed, 1),
-        (refusals.MISSHAPEN, InferenceFailed, 2),
-        (refusals.GONE, ModelNotReady, 2),
+        (FULL, Overloaded, 1),
+        (LATE, DeadlinePassed, 1),
+        (MISSHAPEN, InferenceFailed, 2),
+        (GONE, ModelNotReady, 2),
         (None, InvalidModelOutput, 1),
     ],
 )
@@ -108,7 +106,7 @@ async def test_answer_is_neither_tried_again_nor_a_failure(
 @SHARED
 @pytest.mark.parametrize(
     ("refusal", "may_be_read"),
-    [(refusals.STOPPING, False), (refusals.BROKEN, True)],
+    [(STOPPING, False), (BROKEN, True)],
 )
 async def test_lost_request_is_tried_once_more_without_a_slot(world: World, refusal: Refusal, *, may_be_read: bool) -> None:
     """It is not known which regions Triton has mapped. An arena that it may still read is not used again."""
@@ -133,12 +131,12 @@ async def test_few_requests_are_tried_again(world: World) -> None:
     attempts = []
     for _ in range(5):
         world.fake.requests.clear()
-        await fail(world, 1, refusals.STOPPING)
+        await fail(world, 1, STOPPING)
         attempts.append(len([request for request in world.fake.requests if request.id == "id"]))
     assert attempts == [2, 2, 2, 1, 1]
     for _ in range(10):
         await world.infer()
-    world.fake.next_refusals = [refusals.STOPPING]
+    world.fake.next_refusals = [STOPPING]
 
     assert await world.infer()
 

@@ -37,7 +37,7 @@ from app.triton.shared_memory import SLOTS
 from tests.fakes import models
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
 from tests.imaging.samples import encode
-from tests.pipeline import refusals
+from tests.pipeline.conftest import MISSHAPEN
 from tests.processes import PATIENCE_SECONDS
 from tests.support import SCENE, eventually
 from tests.world import Gate, World
@@ -100,7 +100,7 @@ async def test_restarted_triton_may_have_other_labels_under_the_same_version(wor
 async def test_version_of_another_size_is_asked_with_an_image_of_that_size(world: World) -> None:
     await world.detect()
     replace(world.fake, input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}])
-    world.fake.next_refusals = [refusals.MISSHAPEN]
+    world.fake.next_refusals = [MISSHAPEN]
 
     assert named(await world.detect()) == ("2", ["new", "other"])
     assert [list(request.inputs[0].shape) for request in world.fake.requests][1:] == [[32, 32, 3], [64, 64, 3]]

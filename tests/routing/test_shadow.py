@@ -27,8 +27,7 @@ from app.routing.shadow import Shadows
 from app.telemetry.metrics import Metrics, render
 from app.telemetry.timing import Timing
 from tests.fakes.triton import SPEC, FakeTriton, infer_response
-from tests.scrape import read_samples
-from tests.support import LIMITS, SCENE, eventually, in_cycles
+from tests.support import LIMITS, SCENE, eventually, in_cycles, read_samples
 from tests.world import World, open_world
 
 NEAR = [0, 8, 16, 20, 0.5, 1]

@@ -245,3 +245,13 @@ async def test_tenant_has_a_hundred_jobs_at_most(engine: PostgresEngine) -> None
     with pytest.raises(GatewayFull, match="100 jobs have not ended"):
         await engine.add_job("north", "directory", {})
     await engine.add_job("south", "directory", {})
+
+
+async def test_job_that_another_worker_has_taken_is_not_saved(engine: PostgresEngine) -> None:
+    await engine.add_job("", "directory", {})
+    dead = await engine.claim_job(60)
+    assert dead
+    assert await engine.save_job(dead)
+    assert await engine.claim_job(60) is None
+    assert await engine.claim_job(0)
+    assert not await engine.save_job(dead)

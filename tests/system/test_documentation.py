@@ -18,8 +18,7 @@ from app.host.processes import end_group
 from app.triton.repository import REMOVED
 from bench.harness.processes import running
 from tests.postgres import database_home
-from tests.processes import PATIENCE_SECONDS
-from tests.programs import require_program
+from tests.processes import PATIENCE_SECONDS, require_program
 from tests.support import ROOT, free_port, triton_home
 
 _MODELS = ("yolo11n", "efficientnet_lite0")

@@ -11,8 +11,7 @@ import pytest
 
 from tests.faults.exchange import Connection, encode
 from tests.faults.serving import Gateway, running_gateway
-from tests.scrape import scrape
-from tests.support import free_port
+from tests.support import free_port, scrape
 
 SECRET = "a-secret"  # noqa: S105 - it protects nothing
 KEY = f"X-API-Key: camera.{SECRET}"

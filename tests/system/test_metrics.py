@@ -8,14 +8,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
-import numpy as np
 from tritonclient.grpc import service_pb2 as messages
 
-from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.fakes.triton import FakeTriton, serving
 from tests.faults.serving import Gateway, running_gateway
-from tests.programs import require_program
-from tests.scrape import Samples, read_samples
-from tests.support import SCENE, eventually
+from tests.processes import require_program
+from tests.support import SCENE, Samples, eventually, read_samples
 
 REQUESTS = 160
 TARGETS = (
@@ -33,8 +31,7 @@ TARGETS = (
 
 @asynccontextmanager
 async def gateway(folder: Path, **settings: object) -> AsyncIterator[tuple[FakeTriton, Gateway]]:
-    fake = FakeTriton()
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake = FakeTriton().find_nothing()
     async with serving(fake), running_gateway(fake.url, folder, workers=2, **settings) as running:
         yield fake, running
 

@@ -20,8 +20,7 @@ from app.main import create_app
 from app.settings.schema import Settings
 from tests.fakes import models
 from tests.fakes.other_tasks import LABELS, MEAN, STD, WEIGHTS, logits_of, softmax
-from tests.scrape import scrape
-from tests.support import NEEDS_BYTES, SCENE, eventually, json, started, triton_home
+from tests.support import NEEDS_BYTES, SCENE, eventually, json, scrape, started, triton_home
 
 DETECTORS = [
     *("six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head", "stretched_columns", "unbatched"),

@@ -13,7 +13,6 @@ from pathlib import Path
 from time import sleep
 
 import httpx
-import numpy as np
 import psutil
 import pytest
 
@@ -21,7 +20,7 @@ from app.embedded.launch import shm_prefix
 from app.settings.schema import Settings
 from app.triton import shared_memory
 from bench.harness.processes import running
-from tests.fakes.triton import FakeTriton, infer_response
+from tests.fakes.triton import FakeTriton
 from tests.fakes.triton import serving as serving_fake
 from tests.faults.exchange import ask, encode
 from tests.faults.fleet import Fleet, running_fleet
@@ -177,8 +176,7 @@ def test_other_commands_find_triton_by_its_home(fleet: Fleet) -> None:
 @asynccontextmanager
 async def two_instances(folder: Path) -> AsyncIterator[tuple[FakeTriton, Fleet]]:
     """Run two instances that may have one request at a time, on a Triton of the test's own."""
-    fake = FakeTriton()
-    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake = FakeTriton().find_nothing()
     async with serving_fake(fake):
         settings = {"triton_endpoints": fake.url, "model": "tiny", "max_requests": 1, "timeout_seconds": 60}
         context = running_fleet(REPOSITORY, folder, settings=settings)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -166,7 +167,7 @@ async def test_status_and_message_of_a_refusal_determine_the_error(
 
 
 OURS, THEIRS = trustme.CA(), trustme.CA()
-HOST, NAME = "127.0.0.1", "gpu.example.org"
+HOST, NAME, ELSEWHERE = "127.0.0.1", "gpu.example.org", "other.example.org"
 
 
 @pytest.fixture
@@ -199,32 +200,24 @@ async def answers(client: TritonClient) -> bool:
         await client.close()
 
 
-@pytest.mark.parametrize(
-    ("authority", "named", "is_called"),
-    [
-        (OURS, HOST, True),
-        (THEIRS, HOST, False),
-        (OURS, NAME, False),
-        (None, HOST, False),
-    ],
-    ids=["ours", "another CA", "another host", "server without TLS"],
-)
-async def test_triton_is_called_if_our_authority_certifies_its_host(
-    folder: Path, authority: trustme.CA | None, named: str, *, is_called: bool
-) -> None:
-    fake = FakeTriton()
-    async with serving(fake, tls=authority and server_tls(authority, named)) as port:
-        assert await answers(TritonClient(f"{HOST}:{port}", credentials=load(str(folder)))) is is_called
-    assert bool(fake.server_reads) is is_called
-
-
-@pytest.mark.parametrize(("named", "is_called"), [(NAME, True), ("other.example.org", False)])
-async def test_resolved_name_is_the_one_that_must_be_certified(folder: Path, named: str, *, is_called: bool) -> None:
-    """The certificate does not contain the name's IP addresses."""
-    async with serving(FakeTriton(), tls=server_tls(OURS, named)) as port:
-        credentials = load(str(folder))
-        assert await answers(TritonClient(f"{HOST}:{port}", credentials=credentials, host=NAME)) is is_called
-        assert await answers(TritonClient(f"{NAME}:{port}", credentials=credentials, ips=[HOST])) is is_called
+async def test_triton_is_called_if_our_authority_certifies_its_host(folder: Path) -> None:
+    """The certificate of a name that was resolved does not contain its IP addresses."""
+    rows: list[tuple[trustme.CA | None, str, str, dict[str, Any], bool]] = [
+        (OURS, HOST, HOST, {}, True),
+        (THEIRS, HOST, HOST, {}, False),
+        (OURS, NAME, HOST, {}, False),
+        (None, HOST, HOST, {}, False),
+        (OURS, NAME, HOST, {"host": NAME}, True),
+        (OURS, NAME, NAME, {"ips": [HOST]}, True),
+        (OURS, ELSEWHERE, HOST, {"host": NAME}, False),
+        (OURS, ELSEWHERE, NAME, {"ips": [HOST]}, False),
+    ]
+    for row in rows:
+        authority, certified, called, resolved, is_called = row
+        fake = FakeTriton()
+        async with serving(fake, tls=authority and server_tls(authority, certified)) as port:
+            client = TritonClient(f"{called}:{port}", credentials=load(str(folder)), **resolved)
+            assert await answers(client) is bool(fake.server_reads) is is_called, row
 
 
 async def test_certificate_is_shown_to_a_triton_that_asks(folder: Path) -> None:

@@ -19,7 +19,6 @@ from app.triton import shared_memory
 from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena, Slot
 from app.triton.transport import Mode
-from tests.fakes.triton import FakeTriton
 from tests.machines import Machine, check
 from tests.support import (
     NEEDS_BYTES,
@@ -29,29 +28,7 @@ from tests.support import (
     own_arenas,
     started,
     transport_in_use,
-    transport_to,
 )
-
-IMAGE_BYTES = 4096
-
-
-async def test_triton_unmaps_arenas_whose_files_are_gone(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
-    fake, client = fake_triton
-    living, new = transport_to(client), transport_to(client)
-    await living.prepare(IMAGE_BYTES)
-    arenas = fake.regions.copy()
-    gone, theirs = {"a": "/nereid-1-0123abcd", "b": "/nereid-99-0123abcd"}, {"c": "/theirs", "d": "theirs"}
-    fake.regions |= gone.keys() | theirs.keys()
-    fake.keys |= gone | theirs
-    await new.prepare(IMAGE_BYTES)
-
-    assert len(arenas) == 1
-    assert len(fake.regions) == 4
-    assert fake.regions > arenas | theirs.keys()
-    assert fake.regions.isdisjoint(gone)
-    for transport in (living, new):
-        await transport.close()
-
 
 REGISTER = TritonClient.register
 
@@ -71,7 +48,7 @@ ELSEWHERE: tuple[str, object] = "app.triton.client.TritonClient.register", regis
 
 
 @NEEDS_BYTES
-@pytest.mark.usefixtures("triton")
+@pytest.mark.usefixtures("served")
 async def test_file_travels_through_shared_memory_if_it_fits(settings: Settings) -> None:
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         for more in (0, 1 << 20):
@@ -89,7 +66,7 @@ async def test_file_travels_through_shared_memory_if_it_fits(settings: Settings)
         ("shm", "elsewhere", 503, "inline"),
     ],
 )
-@pytest.mark.usefixtures("triton")
+@pytest.mark.usefixtures("served")
 async def test_tensors_go_inline_without_shared_memory_if_they_may(  # noqa: PLR0913, PLR0917 - a table
     settings: Settings, monkeypatch: pytest.MonkeyPatch, mode: Mode, cause: str, status: int, in_use: str
 ) -> None:

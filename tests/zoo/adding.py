@@ -20,6 +20,11 @@ from app.zoo.add import Request, add, read_options
 from app.zoo.repository import Repository
 
 
+@pytest.fixture(name="repository")
+def new_repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "repository")
+
+
 def added(
     source: onnx.ModelProto | Path, repository: Repository, name: str | None = "doors", licence: str = "MIT", **options: str
 ) -> str:

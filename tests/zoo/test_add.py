@@ -31,7 +31,7 @@ from app.zoo.add import Request, add, read_options
 from app.zoo.repository import Repository
 from tests.fakes.http import answering
 from tests.processes import wait_for
-from tests.zoo.adding import added, blank_outputs, content, refused, spec_of
+from tests.zoo.adding import added, blank_outputs, content, new_repository, refused, spec_of  # noqa: F401 - a fixture
 from tests.zoo.exported import FEATURES, WIDE, exported, feature_tensors, head_tensors
 from tests.zoo.hostile import add_hostile, hostile, mutated
 
@@ -44,11 +44,6 @@ def tensors_of(head: str) -> dict[str, Any]:
 
 def network(head: str = "yolo", tensors: dict[str, Any] | None = None, **options: Any) -> onnx.ModelProto:  # noqa: ANN401
     return exported(tensors or tensors_of(head), WIDE, **{"names": NAMES, **options})
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    return Repository(tmp_path / "repository")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from app.zoo.recipe import DetectionRecipe
 from app.zoo.repository import NETWORK, Repository
 from tests.conftest import fetched
 from tests.support import IMAGES, SHARED
+from tests.zoo.adding import new_repository  # noqa: F401 - a fixture
 from tests.zoo.exported import head_tensors, parse
 
 SIZE = (256, 128)
@@ -52,11 +53,6 @@ def network(weight: float = 0.25, width: int = 8) -> onnx.ModelProto:
     }
     model.graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in tensors.items())
     return model
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    return Repository(tmp_path / "repository")
 
 
 def added(model: onnx.ModelProto, repository: Repository, *, is_production: bool = False) -> None:

@@ -78,7 +78,7 @@ def test_pixels_without_a_decoder_have_the_probabilities_of_the_reference(reposi
     assert found[list(GRADIENTS)] == pytest.approx(np.array(list(GRADIENTS.values())), abs=5e-6)
 
 
-@pytest.mark.usefixtures("triton")
+@pytest.mark.usefixtures("served")
 async def test_gateway_answers_the_same(settings: Settings) -> None:
     """It decodes and crops photos as the reference does. Those in ../shared/images are tested where they are."""
     photos = [(figure, path) for figure in PHOTOS if (path := find(figure)) is not None]

@@ -25,7 +25,7 @@ from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
 from tests.fakes import models
 from tests.fakes.http import response, serving
-from tests.zoo.adding import content, refused
+from tests.zoo.adding import content, new_repository, refused  # noqa: F401 - a fixture
 
 NETWORK = models.models()["yolo_head"][0].SerializeToString()
 MEMBER = "detectors/weights/tiny.onnx"
@@ -166,11 +166,6 @@ def network(tmp_path: Path) -> Path:
     path = tmp_path / "published.onnx"
     path.write_bytes(NETWORK)
     return path
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    return Repository(tmp_path / "repository")
 
 
 def assert_finds(model: Path) -> None:

@@ -1,6 +1,5 @@
 """What is recognised of exported networks, what the user is asked, and networks whose task has to be named."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from app.zoo.recipe import ClassificationRecipe, DetectionHeadName
 from app.zoo.recognize import Options, Unrecognized, recognize
 from app.zoo.repository import Repository
 from tests.zoo import adding
+from tests.zoo.adding import new_repository  # noqa: F401 - a fixture
 from tests.zoo.exported import exported, parse
 
 ANCHORS = 1344
@@ -173,11 +173,6 @@ NETWORKS = {
         }""",
 }
 CHARACTERS = ("a", "b", "\u3000")
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    return Repository(tmp_path / "repository")
 
 
 def added(task: str, repository: Repository, *, network: str | None = None, **options: str) -> ModelSpec:

@@ -116,32 +116,31 @@ async def test_tensor_gets_the_outputs_of_the_model(server: httpx.AsyncClient, d
         np.testing.assert_array_equal(tensors_of(await server.post(INFER, **sent))["output0"], expected)
 
 
+def with_tensor(tensor: dict[str, Any], **others: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"json": {"inputs": [tensor], **others}}
+
+
+def headed(body: bytes, length: str | bytes = "") -> dict[str, Any]:
+    return {"content": body, "headers": {LENGTH.encode(): length or str(len(body))}}
+
+
 async def test_invalid_request_is_told_what_is_wrong(server: httpx.AsyncClient) -> None:
-    rows: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-        ({**IMAGE, "shape": [2], "data": ["AAAA", "AAAA"]}, {}, "send one image per request"),
-        ({**IMAGE, "parameters": {"shared_memory_region": "x"}}, {}, "shared memory"),
-        (IMAGE, {"outputs": [{"name": "num_dets", "parameters": {"classification": 1}}]}, "`classification`"),
-        (IMAGE, {"parameters": {"confidence": 2}}, "parameters.confidence is not as expected"),
-        ({**TENSOR, "shape": [5, 3, SIDE, SIDE]}, {}, "of shape [1 to 4, 3, 128, 128]"),
-        ({**TENSOR, "shape": [2**31 - 1] * 8}, {}, "of shape"),
-        ({**TENSOR, "data": TENSOR["data"][1:]}, {}, "no list of 49152 numbers"),
-        (TENSOR, {"outputs": [{"name": "det_boxes"}]}, "there is no output 'det_boxes'; outputs: output0"),
-        ({**TENSOR, "parameters": {"binary_data_size": 4}}, {}, "either `data`"),
-    ]
-    for tensor, others, says in rows:
-        assert says in json(await server.post(INFER, json={"inputs": [tensor], **others}), 400)["error"]
-
-
-async def test_invalid_body_is_told_what_is_wrong(server: httpx.AsyncClient) -> None:
-    rows: list[tuple[bytes, str | bytes, str]] = [
-        (HEAD + b"[NaN]}]}", str(len(HEAD) + 8), "expected a JSON object"),
-        (HEAD + b"[" * 100_000, str(len(HEAD) + 100_000), "expected a JSON object"),
-        (HEAD + b"[1]}]} ", str(len(HEAD) + 6), "nothing follows"),
-        *((b"{}", length, LENGTH) for length in ("3", "-1", b"\xb2", "9" * 5000)),
-    ]
-    for body, length, says in rows:
-        headers: dict[Any, Any] = {LENGTH.encode(): length}
-        assert says in json(await server.post(INFER, content=body, headers=headers), 400)["error"]
+    for sent, says in (
+        (with_tensor({**IMAGE, "shape": [2], "data": ["AAAA", "AAAA"]}), "send one image per request"),
+        (with_tensor({**IMAGE, "parameters": {"shared_memory_region": "x"}}), "shared memory"),
+        (with_tensor(IMAGE, outputs=[{"name": "num_dets", "parameters": {"classification": 1}}]), "`classification`"),
+        (with_tensor(IMAGE, parameters={"confidence": 2}), "parameters.confidence is not as expected"),
+        (with_tensor({**TENSOR, "shape": [5, 3, SIDE, SIDE]}), "of shape [1 to 4, 3, 128, 128]"),
+        (with_tensor({**TENSOR, "shape": [2**31 - 1] * 8}), "of shape"),
+        (with_tensor({**TENSOR, "data": TENSOR["data"][1:]}), "no list of 49152 numbers"),
+        (with_tensor(TENSOR, outputs=[{"name": "det_boxes"}]), "there is no output 'det_boxes'; outputs: output0"),
+        (with_tensor({**TENSOR, "parameters": {"binary_data_size": 4}}), "either `data`"),
+        (headed(HEAD + b"[NaN]}]}"), "expected a JSON object"),
+        (headed(HEAD + b"[" * 100_000), "expected a JSON object"),
+        (headed(HEAD + b"[1]}]} ", str(len(HEAD) + 6)), "nothing follows"),
+        *((headed(b"{}", length), LENGTH) for length in ("3", "-1", b"\xb2", "9" * 5000)),
+    ):
+        assert says in json(await server.post(INFER, **sent), 400)["error"]
 
 
 async def test_state_of_server_and_models(server: httpx.AsyncClient) -> None:

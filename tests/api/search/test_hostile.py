@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
+from tests.api.search.conftest import picture
 from tests.fakes.models import scene
 from tests.support import SCENE, json
 
@@ -62,8 +63,14 @@ def hostile() -> Iterator[tuple[str, str, dict[str, Any]]]:
     for path in ("/ingest/jobs", "/query/duplicates"):
         yield from (("GET", f"{path}/{name}", {}) for name in ("%00", quote(SQL), 300 * "x", "1"))
         yield from (("GET", f"{path}?{name}={quote(value)}", {}) for name in ("page", "size") for value in NUMBERS)
-    for name in ("", "\0", 600 * "x"):
-        yield "POST", "/v1/vision/face/register", {"files": {"image": new}, "data": {"userid": name}}
+    for files, data in (
+        *(({"image": new}, {"userid": name}) for name in ("", " ", "\0", 600 * "x")),
+        ({"image": new}, {}),
+        *((files, {"userid": "Ruth"}) for files in (None, [("image", SCENE)] * 65)),
+        *(({"image": SCENE, "image2": wrong}, {"userid": "Ruth"}) for wrong in (picture(), b"no image")),
+    ):
+        yield "POST", "/v1/vision/face/register", {"files": files, "data": data}
+    yield "POST", "/v1/vision/face/delete", {}
 
 
 async def test_hostile_requests_are_refused_and_nothing_is_stored(searching: httpx.AsyncClient) -> None:

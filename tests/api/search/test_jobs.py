@@ -5,13 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
-from app.search.engine import Job
-from app.search.jobs import DirectoryOptions
 from app.search.postgres.engine import PostgresEngine
-from app.search.service import IngestOptions
 from tests.api.search.conftest import OpenGateway
 from tests.fakes.models import scene
 from tests.support import SCENE, json
@@ -23,17 +19,6 @@ QUICK: dict[str, Any] = {"enable_ocr": "false", "enable_faces": "false", "enable
 async def index(client: httpx.AsyncClient, folder: Path, status: int = 201, **given: str) -> dict[str, Any]:
     job: dict[str, Any] = json(await client.post("/v1/ingest/directory", params={"directory": str(folder), **given}), status)
     return job
-
-
-async def ending(client: httpx.AsyncClient, job: Job) -> dict[str, Any]:
-    ended: dict[str, Any] = {}
-    while ended.get("state") not in {"done", "failed"}:
-        ended = json(await client.get(f"/ingest/jobs/{job.job_id}"))
-    return ended
-
-
-def options_of(folder: Path) -> Any:  # noqa: ANN401 - JSON
-    return msgspec.to_builtins(DirectoryOptions(str(folder), recursive=True, max_images=None, ingest=IngestOptions()))
 
 
 @pytest.fixture
@@ -81,25 +66,6 @@ async def test_only_allowed_folders_are_indexed(open_gateway: OpenGateway, tmp_p
         assert json(await client.get("/query/stats"))["indexes"][0]["doc_count"] == 2
     async with open_gateway(search_folders="") as client:
         assert (await index(client, photos, 404))["code"] == "not_offered"
-
-
-async def test_another_worker_goes_on_where_one_has_died(
-    open_gateway: OpenGateway, own_engine: PostgresEngine, tmp_path: Path
-) -> None:
-    """A job of 130 images whose worker has saved the first two chunks, and then nothing more."""
-    for number in range(130):
-        (tmp_path / f"{number:03}.bmp").write_bytes(b"junk" if number < 128 else scene("BMP", shift=number - 120))
-    await own_engine.add_job("", "directory", options_of(tmp_path))
-    dead = await own_engine.claim_job(60)
-    assert dead is not None
-    dead.position, dead.counts = str(tmp_path / "127.bmp"), {"processed": 128, "total_files": 130}
-    assert await own_engine.save_job(dead)
-    dead.state = "waiting"  # as after the time in which it should have been saved
-    assert await own_engine.save_job(dead)
-    async with open_gateway() as client:
-        ended = await ending(client, dead)
-    assert (ended["total"], ended["processed"], ended["errors_count"]) == (130, 130, 0)
-    assert not await own_engine.save_job(dead)
 
 
 async def test_index_is_made_anew_with_another_model(open_gateway: OpenGateway, own_engine: PostgresEngine, tmp_path: Path) -> None:

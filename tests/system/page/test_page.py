@@ -17,7 +17,7 @@ from tests.faults.serving import Gateway
 from tests.support import json, sample_image
 from tests.system.page.conftest import BOSS, KEY, SCENE, TURNED, ask, choose, enlarged_scene
 
-pytestmark = pytest.mark.usefixtures("triton")
+pytestmark = pytest.mark.usefixtures("served")
 TRANSPARENT, FILLED, LINE = 0, 102, 255
 
 EDGES = """

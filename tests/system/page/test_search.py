@@ -13,7 +13,7 @@ from tests.faults.serving import Gateway, running_gateway
 from tests.postgres import Server
 from tests.system.page.conftest import KEY, SCENE, choose, enlarged_scene, options_of
 
-pytestmark = pytest.mark.usefixtures("triton")
+pytestmark = pytest.mark.usefixtures("served")
 OTHER = enlarged_scene(times=3)
 
 

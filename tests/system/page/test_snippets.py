@@ -12,10 +12,10 @@ from playwright.async_api import Browser, Page, expect
 
 from tests.browser import opened
 from tests.faults.serving import Gateway
-from tests.programs import require_program
+from tests.processes import require_program
 from tests.system.page.conftest import BLOB, SCENE, ask, choose
 
-pytestmark = pytest.mark.usefixtures("triton")
+pytestmark = pytest.mark.usefixtures("served")
 
 
 async def copied(page: Page, language: str) -> str:
