@@ -105,11 +105,10 @@ def listening(world: World, address: str, seconds: float = 30) -> Iterator[async
         task.cancel()
 
 
-async def test_boxes_are_those_of_detect(triton: object, settings: Settings, connect: Connect, address: str) -> None:
+async def test_boxes_are_those_of_detect(served: Settings, connect: Connect, address: str) -> None:
     """Frigate asks once, when it starts, and then sends images only if the model is there; the gateway takes no models."""
-    assert triton is not None
     Image.open(BytesIO(models.scene("PNG"))).resize((100, 64)).save(file := BytesIO(), "PNG")
-    own = msgspec.structs.replace(settings, model="six_columns", frigate_zmq=address)
+    own = msgspec.structs.replace(served, model="six_columns", frigate_zmq=address)
     async with started(create_app(own)) as client:
         detected = (await client.post("/detect", content=file.getvalue())).json()["detections"]
         detector = connect(address)

@@ -36,6 +36,7 @@ from tests.faults.meanwhile import traffic
 from tests.faults.serving import count_images, gateway_to, stopped
 from tests.networks import bring_up, enter, ip, network
 from tests.processes import PATIENCE_SECONDS
+from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import triton_home
 
 _REQUESTS = 300
