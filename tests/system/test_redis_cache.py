@@ -123,13 +123,14 @@ def service() -> Iterator[Service]:
     with TemporaryDirectory() as name, redis_server(Path(name)) as redis:
         folder, repository = Path(name), Path(name) / "models"
         repository.mkdir()
-        given = {"MODEL_REPOSITORY": repository, "TRITON_HOME": folder / "triton"}
+        secret = _private(folder / "secret", "a secret of at least thirty-two bytes")
+        given = {"MODEL_REPOSITORY": repository, "TRITON_HOME": folder / "triton", "CACHE": redis.url, "CACHE_KEY_FILE": secret}
         environment = environment_of(ROOT) | {f"{PREFIX}{setting}": str(value) for setting, value in given.items()}
         made = [_run(environment, "key", caller) for caller in ("one", "two")]
         settings = {
             "model": "pixels",
             "cache": redis.url,
-            "cache_key_file": _private(folder / "secret", "a secret of at least thirty-two bytes"),
+            "cache_key_file": secret,
             "api_keys_file": _private(folder / "keys.toml", "".join(done.stderr for done in made)),
             "timeout_seconds": 30,
         }

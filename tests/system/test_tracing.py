@@ -44,7 +44,8 @@ async def test_a_request_is_traced_from_its_caller_to_triton(
     assert [response.status_code for response in responses] == [200, 200]
     untraced, traced = responses
     request, inference, model = map(receiver.named, ("POST /detect", "InferRequest", "six_columns"))
-    assert {span.trace_id.hex() for span in receiver.spans} == {TRACE}
+    # Questions whether the gateway runs are traced, too.
+    assert {span.trace_id.hex() for span in receiver.spans if not span.name.startswith("GET ")} == {TRACE}
     assert request.parent_span_id.hex() == SPAN
     stages = [span.name for span in receiver.children(request) if span != inference]
     assert stages == ["read", "model", "queue", "decode", "batch", "infer", "post"]
