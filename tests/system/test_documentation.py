@@ -169,7 +169,7 @@ def _copy_checkout(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A gateway with the default models and an embedded Triton."""
     folder = tmp_path_factory.mktemp("served")
     models = folder / "model_repository"
@@ -190,7 +190,7 @@ def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @contextmanager
-def _checkout(served: Served, network: Path) -> Iterator[Path]:
+def _checkout(server: Served, network: Path) -> Iterator[Path]:
     """Make a copy of this checkout, as far as readers have it; with the gateway's models, and a network of their own.
 
     The models that a page has added are removed for the next one.
@@ -200,7 +200,7 @@ def _checkout(served: Served, network: Path) -> Iterator[Path]:
         copy.mkdir()
         _copy_checkout(copy)
         shutil.rmtree(copy / "model_repository")
-        (copy / "model_repository").symlink_to(served.models)
+        (copy / "model_repository").symlink_to(server.models)
         shutil.copy(network, copy / "best.onnx")
         program = Path(folder) / "bin" / "nereid"
         program.parent.mkdir()
@@ -209,15 +209,15 @@ def _checkout(served: Served, network: Path) -> Iterator[Path]:
         try:
             yield copy
         finally:
-            added = {path.parent.name for path in served.models.glob("*/model.toml")} - {*_MODELS}
+            added = {path.parent.name for path in server.models.glob("*/model.toml")} - {*_MODELS}
             others = {"NEREID_TASK_MODELS": "embedding=none"}  # a default model is not removed
             for name in added:
-                subprocess.run([program, "remove", name], cwd=copy, env={**os.environ, **served.environ, **others}, check=True)
-            (served.models / REMOVED).unlink(missing_ok=True)  # the versions of the next page begin with 1
+                subprocess.run([program, "remove", name], cwd=copy, env={**os.environ, **server.environ, **others}, check=True)
+            (server.models / REMOVED).unlink(missing_ok=True)  # the versions of the next page begin with 1
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_blocks_run(page: Path, served: Served, networks: dict[str, Path], record_property: Callable[[str, object], None]) -> None:
+def test_blocks_run(page: Path, server: Served, networks: dict[str, Path], record_property: Callable[[str, object], None]) -> None:
     require_program("curl", "curl")
     blocks = find_blocks(page.read_text(encoding="utf-8"))
     run = [block for block in blocks if block.mark != "no-run"]
@@ -225,15 +225,15 @@ def test_blocks_run(page: Path, served: Served, networks: dict[str, Path], recor
     if not run:
         return
     with ExitStack() as stack:
-        folder = stack.enter_context(_checkout(served, networks["yolo11n"]))
-        environ = {**os.environ, **served.environ}
+        folder = stack.enter_context(_checkout(server, networks["yolo11n"]))
+        environ = {**os.environ, **server.environ}
         if any("--search" in block.code for block in run):  # in a folder that PostgreSQL's user can enter
             environ["NEREID_DATABASE_HOME"] = str(stack.enter_context(database_home()))
         environ["PATH"] = f"{folder.parent / 'bin'}:{Path(sys.executable).parent}:{environ['PATH']}"
         log = folder.parent / "output"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                ["bash", "-c", script(run, served.port)],
+                ["bash", "-c", script(run, server.port)],
                 cwd=folder,
                 env=environ,
                 stdin=subprocess.DEVNULL,
@@ -246,7 +246,7 @@ def test_blocks_run(page: Path, served: Served, networks: dict[str, Path], recor
         finally:
             end_group(process, _STOP_SECONDS)
 
-        gateway = [line for line in served.log.read_text(encoding="utf-8").splitlines() if '"event":"request"' not in line]
+        gateway = [line for line in server.log.read_text(encoding="utf-8").splitlines() if '"event":"request"' not in line]
         failed = log.read_text(encoding="utf-8", errors="replace").rpartition("\n--- ")[2]
         assert code == 0, "\n".join(["The gateway's log:", *gateway[-20:], failed])
 

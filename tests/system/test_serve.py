@@ -41,13 +41,13 @@ def detects(fleet: Fleet) -> bool:
     return "cat" in httpx.post(f"{fleet.url}/detect", content=CAT, timeout=30).text
 
 
-def settings_of(fleet: Fleet) -> Settings:
-    return Settings(triton_home=str(fleet.folder / "triton"))
+def settings_of(folder: Path) -> Settings:
+    return Settings(triton_home=str(folder / "triton"))
 
 
-def shm(fleet: Fleet) -> list[Path]:
-    """List the files of its Triton in /dev/shm."""
-    return list(shared_memory.SHM.glob(f"{shm_prefix(settings_of(fleet))}*"))
+def shm(folder: Path) -> list[Path]:
+    """List the files of a fleet's Triton in /dev/shm."""
+    return list(shared_memory.SHM.glob(f"{shm_prefix(settings_of(folder))}*"))
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +61,18 @@ def models(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def serving(models: Path, folder: Path) -> Iterator[Fleet]:
     """Run `serve` without instances until the block ends, and remove what it leaves if it is killed."""
-    # Nothing is rejected for being late on a busy machine.
-    with running_fleet(models, folder, instances=0, settings={"model": MODEL, "timeout_seconds": 30}) as fleet:
-        wait_for(fleet.is_ready)
-        family = fleet.family()
-        yield fleet
-    wait_for(lambda: have_ended(family))
-    shared_memory.sweep()  # killed processes could not clean up; the next worker would
-    for left in shm(fleet):
-        left.unlink()
-    shutil.rmtree(settings_of(fleet).triton_folder)
+    settings = {"model": MODEL, "timeout_seconds": 30}  # nothing is rejected for being late on a busy machine
+    try:
+        with running_fleet(models, folder, instances=0, settings=settings) as fleet:
+            wait_for(fleet.is_ready)
+            family = fleet.family()
+            yield fleet
+        wait_for(lambda: have_ended(family))
+    finally:
+        shared_memory.sweep()  # killed processes could not clean up; the next worker would
+        for left in shm(folder):
+            left.unlink()
+        shutil.rmtree(settings_of(folder).triton_folder)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def test_a_signal_stops_everything(models: Path, tmp_path: Path, stop: signal.Si
     with serving(models, tmp_path) as fleet:
         family = fleet.family()
         assert {"tritonserver"} < {process.name() for process in family}
-        assert shm(fleet)
+        assert shm(tmp_path)
         assert detects(fleet)
         arenas = {path for process in family for path in shared_memory.SHM.glob(f"nereid-{process.pid}-*")}
         assert arenas
@@ -100,7 +102,7 @@ def test_a_signal_stops_everything(models: Path, tmp_path: Path, stop: signal.Si
 
         assert fleet.process.wait() == 0
         wait_for(lambda: have_ended(family))
-        assert not shm(fleet)
+        assert not shm(tmp_path)
         assert not any(path.exists() for path in arenas)
         with pytest.raises(httpx.ConnectError):
             httpx.get(fleet.url)
