@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from base64 import b64encode
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,7 +25,7 @@ from app.api.context import context_of
 from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter, MalformedRequest, UnsupportedMediaType
 from app.main import create_app
 from tests.api.conftest import post_unread, settings_for, write_keys
-from tests.fakes.triton import FakeTriton
+from tests.fakes.triton import FakeTriton, serving
 from tests.support import (
     RESOURCES,
     SCENE,
@@ -39,6 +40,7 @@ from tests.support import (
     lifespan_of,
     receiving,
     scrape,
+    started,
     staying,
     until,
 )
@@ -79,6 +81,19 @@ async def test_log_line_has_the_method_and_the_path_of_the_caller(reader: httpx.
     fields = [log[0].kwargs[name] for name in ("method", "route", "path", "status", "client")]
     assert fields == ["HEAD", "unmatched", "/a\\u2028b/" + "x" * 195, 404, "127.0.0.1"]
     assert "secret" not in repr(log)
+
+
+async def test_first_request_for_a_model_is_logged_with_it(log: Log) -> None:
+    image = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [b64encode(SCENE).decode()]}
+    async with (
+        serving(fake := FakeTriton().find_nothing()),
+        started(create_app(settings_for(fake.url, dialects="kserve"))) as client,
+    ):
+        json(await client.post("/predict/first", content=SCENE))
+        json(await client.post("/detect/batch?model=second", files={"images": SCENE}))
+        json(await client.post("/v2/models/third/infer", json={"inputs": [image]}))
+
+    assert [line.kwargs["model"] for line in log] == ["first", "second", "third"]
 
 
 async def test_end_of_a_request_is_logged_by_its_status_and_whether_it_was_slow(log: Log) -> None:
