@@ -20,7 +20,7 @@ from app.embedded.launch import shm_prefix
 from app.settings.schema import PREFIX, Settings
 from app.triton.shared_memory import SHM
 from bench.harness.triton import link_installation
-from tests.deploy.conftest import check, pip_volumes
+from tests.deploy.conftest import answers, check, write_pip_settings
 from tests.processes import require_program, wait_for, wait_until_gone
 from tests.support import ROOT, free_port, json, sample_image
 
@@ -90,13 +90,8 @@ def running(command: list[str], folder: Path, port: int, probe: str = "livez", *
     process = psutil.Popen(command, env=environment, cwd=folder, start_new_session=True)
     family = [process]
 
-    def is_ready() -> bool:
-        with suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{port}/{probe}").status_code == 200
-        return False
-
     try:
-        wait_for(is_ready)
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/{probe}"))
         family += process.children(recursive=True)
         assert len(family) >= 3  # itself, or the bootloader, and two workers
         yield process
@@ -239,8 +234,7 @@ def test_wheel_finds_first_boxes_without_compiler_or_checkout(tmp_path: Path) ->
     bare = make_bare(root := tmp_path / "root", "python3-venv", "libpython3.11")
     assert not [path for path in root.glob("usr/bin/*") if path.name in {"cc", "gcc", "c99", "clang"}]
     shutil.copy(wheel, root / "srv")
-    for file, path in pip_volumes(tmp_path).items():
-        shutil.copy(file, root / path.lstrip("/"))
+    write_pip_settings(root)
     (root / "srv" / "empty").mkdir()
     bare.run("python3", "-m", "venv", "/srv/environment").check_returncode()
     bare.run("/srv/environment/bin/pip", "install", "--quiet", f"/srv/{wheel.name}[models]").check_returncode()
