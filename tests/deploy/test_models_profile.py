@@ -13,7 +13,8 @@ from app.embedded.install import install, libpython_folder
 from tests.deploy.needs import DEPLOY, GPU, MODELS, SERVICES, options_of, read_unit, triton_command
 from tests.support import ROOT
 
-FILES = ["compose.yaml", "systemd/tritonserver@.service", "kubernetes/sidecar/triton.yaml", "kubernetes/separate/triton.yaml"]
+FILES = ["../compose.nvidia.yaml", "systemd/tritonserver@.service"]
+FILES += ["kubernetes/sidecar/triton.yaml", "kubernetes/separate/triton.yaml"]
 NEWER = {"allow-client-shm"}
 """Known to 2.69 and later."""
 _NAME = "compose.models.yaml"
