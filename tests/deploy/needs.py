@@ -93,11 +93,9 @@ def _merge(old: Any, new: Any, key: str = "") -> Any:  # noqa: ANN401
 
 _EXAMPLES = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/how-to/several-gpus.md").read_text(encoding="utf-8"), re.DOTALL)
 PROJECTS: dict[str, dict[str, Any]] = {"compose.yaml": load(ROOT / "compose.yaml")}
-for _base, *_files in (
-    ("compose.yaml", ROOT / "compose.nvidia.yaml", DEPLOY / "compose.outside.yaml"),
-    ("compose.nvidia.yaml", DEPLOY / "compose.gpus.yaml", DEPLOY / "compose.models.yaml"),
-):
-    PROJECTS |= {file.name: _changed(PROJECTS[_base], load(file)) for file in _files}
+PROJECTS["compose.nvidia.yaml"] = _changed(PROJECTS["compose.yaml"], load(ROOT / "compose.nvidia.yaml"))
+for _file in sorted(DEPLOY.glob("compose.*.yaml")):
+    PROJECTS[_file.name] = _changed(PROJECTS["compose.nvidia.yaml"], load(_file))
 for _text in _EXAMPLES:
     PROJECTS[f"example-{len(PROJECTS)}"] = _changed(PROJECTS["compose.gpus.yaml"], msgspec.yaml.decode(_text))
 SERVICES: dict[str, dict[str, Service]] = {name: project["services"] for name, project in PROJECTS.items()}

@@ -52,8 +52,9 @@ STACK: dict[str, Any] = load(DEPLOY / "stack.yaml")
 SWARM: dict[str, Service] = STACK["services"]
 SAME = ("command", "user", "read_only", "cap_drop", "logging", "healthcheck", "stop_signal", "stop_grace_period", "ulimits")
 DIFFERENT = {("nginx", "command"), ("nginx", "healthcheck"), ("prometheus", "command"), ("triton", "image")}
-DIFFERENT_SETTINGS = {"triton_endpoints", "triton_metrics_url", "trusted_proxies", "api_keys_file", "drain_delay_seconds"}
-ONLY_IN_COMPOSE = {"search", "database_url"}
+_TRITON_SETTINGS, _SEARCH_SETTINGS = {"triton_endpoints", "triton_metrics_url"}, {"search", "database_url"}
+DIFFERENT_SETTINGS = {"trusted_proxies", "api_keys_file", "drain_delay_seconds", *_TRITON_SETTINGS, *_SEARCH_SETTINGS}
+LIMITS = {"cpus": "cpus", "memory": "mem_limit", "pids": "pids_limit"}
 SETTINGS_OF_UNIT = (DEPLOY / "systemd" / "nereid.env").read_text(encoding="utf-8")
 
 
@@ -70,17 +71,15 @@ class Gateway(NamedTuple):
     """Seconds of them that others need who end after the instances."""
 
 
-def limits_of(service: Service) -> dict[str, Any]:
-    """Return what a service may have; each engine has names of its own for that."""
-    names = {"cpus": "cpus", "memory": "mem_limit", "pids": "pids_limit"}
-    swarm = service.get("deploy", {}).get("resources", {}).get("limits", {})
-    found = {name: swarm.get(name, service.get(key)) for name, key in names.items()}
-    return {**found, "cpus": float(found["cpus"] or math.inf)}
+def limits_of(service: Service) -> dict[str, str]:
+    """Return what a service may have; Swarm has other names for that."""
+    limits = service.get("deploy", {}).get("resources", {}).get("limits", {})
+    return {name: str(limits.get(name, service.get(key))) for name, key in LIMITS.items()}
 
 
 def in_containers(service: Service, shared: float) -> Gateway:
-    limits = limits_of(service)
-    return Gateway(settings_of(service["environment"]), nbytes(limits["memory"]), shared, limits["cpus"], seconds_of(service))
+    cores, memory, _ = limits_of(service).values()
+    return Gateway(settings_of(service["environment"]), nbytes(memory), shared, float(cores), seconds_of(service))
 
 
 def in_kubernetes(overlay: str, models: str) -> Gateway:
@@ -155,8 +154,6 @@ def test_triton_and_gateway_share_memory_as_the_same_user() -> None:
         assert {(service["ipc"], service["user"]) for service in sharing} == {("service:shared-memory", "10001:10001")}
         assert all("--allow-client-shm=true" in triton["command"] for triton in tritons if services is not CPU)
         assert not {services[name]["image"] for name in ("shared-memory", "triton")} & {IMAGE}
-    # From its place follows that of the embedded Triton's home, and from that the path of its socket.
-    assert {mounts(CPU[name])["/srv/nereid/model_repository"] for name in ("triton", *INSTANCES)} == {"./model_repository"}
     mount = {"type": "bind", "source": "/dev/shm", "target": "/dev/shm"}  # noqa: S108 - in containers
     assert all(mount in SWARM[name]["volumes"] and SWARM[name]["user"] == "10001:10001" for name in ("api", "triton"))
     assert SWARM["api"]["deploy"]["placement"] == SWARM["triton"]["deploy"]["placement"]
@@ -215,15 +212,13 @@ def test_services_can_do_no_more_than_they_need(name: str) -> None:
         assert service["cap_drop"] == ["ALL"]
         assert set(service.get("cap_add", [])) <= {"CHOWN"}
         assert "no-new-privileges:true" in service["security_opt"]
-        assert service["read_only"]
-        assert "mem_limit" in service
-        assert "cpus" in service or service["command"] == ["triton"]  # an engine refuses more than there are
+        assert (service["read_only"], "mem_limit" in service) == (True, True)
         assert service.get("network_mode") != "host"
         for path in mounts(service).values():
             assert not path.startswith(".") or (ROOT / path).exists() or name.startswith("example")
     published = {name: [*map(defaults, service["ports"])] for name, service in services.items() if "ports" in service}
-    local = f"127.0.0.1:{Settings().port}:4604"
-    assert published == {"nginx": ["80:80", "443:443", local], "grafana": ["127.0.0.1:3000:3000"]}
+    assert published.pop("nginx") == ["80:80", "443:443", f"127.0.0.1:{Settings().port}:4604"]
+    assert published == {"grafana": ["127.0.0.1:3000:3000"]}
 
     users = {volume: folder.split("/")[1] for folder, volume in owned.items()}
     writing = {
@@ -236,14 +231,11 @@ def test_services_can_do_no_more_than_they_need(name: str) -> None:
 
 
 def test_instances_are_reached_and_believed_through_nginx_alone() -> None:
-    """NGINX resolves the addresses only once, and no other container may get them."""
+    """NGINX resolves the addresses only once, so that no other container may get them."""
     (network,) = PROJECTS["compose.yaml"]["networks"]["api"]["ipam"]["config"]
     fixed = {name: CPU[name]["networks"]["api"]["ipv4_address"] for name in (*INSTANCES, "nginx")}
     addresses = {ipaddress.ip_address(defaults(address)) for address in fixed.values()}
-    assert CPU["nginx"]["extra_hosts"] == {name: fixed[name] for name in INSTANCES}
-    assert all(address in ipaddress.ip_network(defaults(network["subnet"])) for address in addresses)
     assert not any(address in ipaddress.ip_network(defaults(network["ip_range"])) for address in addresses)
-    assert len(addresses) == len(fixed)
     assert {CPU[name]["environment"]["NEREID_TRUSTED_PROXIES"] for name in INSTANCES} == {fixed["nginx"]}
     (network,) = STACK["networks"]["api"]["ipam"]["config"]
     assert settings_of(SWARM["api"]["environment"]).trusted_proxies == network["subnet"]
@@ -279,7 +271,8 @@ def test_swarm_has_the_values_of_compose() -> None:
     here, there = SWARM["api"]["environment"], GPU["api-1"]["environment"]
     settings = {name.removeprefix("NEREID_").lower() for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
 
-    assert (different, settings) == (DIFFERENT, DIFFERENT_SETTINGS | ONLY_IN_COMPOSE)
+    assert (different, settings) == (DIFFERENT, DIFFERENT_SETTINGS)
+    assert f"FROM {SWARM['triton']['image']} AS" in (DEPLOY / "container" / "nvidia.Containerfile").read_text(encoding="ascii")
 
 
 def test_swarm_needs_keys_and_forgets_an_instance_before_it_refuses_connections() -> None:

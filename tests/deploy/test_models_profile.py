@@ -13,8 +13,7 @@ from app.embedded.install import install, libpython_folder
 from tests.deploy.needs import DEPLOY, GPU, MODELS, SERVICES, options_of, read_unit, triton_command
 from tests.support import ROOT
 
-FILES = ["../compose.nvidia.yaml", "systemd/tritonserver@.service"]
-FILES += ["kubernetes/sidecar/triton.yaml", "kubernetes/separate/triton.yaml"]
+FILES = ["../compose.nvidia.yaml", "systemd/tritonserver@.service", *map("kubernetes/{}/triton.yaml".format, ("sidecar", "separate"))]
 NEWER = {"allow-client-shm"}
 """Known to 2.69 and later."""
 _NAME = "compose.models.yaml"
