@@ -22,7 +22,6 @@ from tests.deploy.needs import (
     DEPLOY,
     GPU,
     GPUS,
-    IMAGE,
     INSTANCES,
     NEREID,
     PROJECTS,
@@ -110,8 +109,9 @@ GATEWAYS: dict[str, Callable[[], Gateway]] = {
     "pod with Triton": partial(in_kubernetes, "sidecar", "nfs"),
     "pod": partial(in_kubernetes, "separate", "s3"),
 }
+options = dict(option.split("=") for option in PROJECTS["compose.yaml"]["volumes"]["shared-memory"]["driver_opts"]["o"].split(","))
 for name, services in SERVICES.items():
-    size = nbytes(services["shared-memory"]["shm_size"]) / len(INSTANCES)
+    size = nbytes(options["size"]) / len(INSTANCES)
     GATEWAYS |= {f"{name} {one}": partial(in_containers, services[one], size) for one in INSTANCES}
 
 
@@ -147,13 +147,12 @@ def test_proxies_outlast_requests_and_a_unit_that_hangs_is_started_again() -> No
 
 
 def test_triton_and_gateway_share_memory_as_the_same_user() -> None:
-    """Others cannot open the files. An update of the gateway replaces neither Triton nor the owner of the memory."""
+    """Others cannot open the files."""
     for services in (CPU, GPU, GPUS, SERVICES["compose.models.yaml"]):
         tritons = [service for name, service in services.items() if name.startswith("triton")]
         sharing = [*tritons, *(services[name] for name in INSTANCES)]
-        assert {(service["ipc"], service["user"]) for service in sharing} == {("service:shared-memory", "10001:10001")}
+        assert {(mounts(service)["/dev/shm"], service["user"]) for service in sharing} == {("shared-memory", "10001:10001")}  # noqa: S108
         assert all("--allow-client-shm=true" in triton["command"] for triton in tritons if services is not CPU)
-        assert not {services[name]["image"] for name in ("shared-memory", "triton")} & {IMAGE}
     mount = {"type": "bind", "source": "/dev/shm", "target": "/dev/shm"}  # noqa: S108 - in containers
     assert all(mount in SWARM[name]["volumes"] and SWARM[name]["user"] == "10001:10001" for name in ("api", "triton"))
     assert SWARM["api"]["deploy"]["placement"] == SWARM["triton"]["deploy"]["placement"]

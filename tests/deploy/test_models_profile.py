@@ -32,7 +32,7 @@ class Profile(NamedTuple):
 
 
 PROFILES = {
-    "compose": Profile(options_of(_SERVICES["triton"]["command"]), _SERVICES["api-1"]["environment"], "022", 0o1777),
+    "compose": Profile(options_of(_SERVICES["triton"]["command"]), _SERVICES["api-1"]["environment"], "022", 0o700),
     "systemd": Profile(
         options_of(_DROP_IN["ExecStart"][-1].replace("%i", "0").split()),
         dict(re.findall(r"^#   (NEREID_\w+)=(.*)$", (DEPLOY / "systemd" / MODELS).read_text(encoding="utf-8"), re.MULTILINE)),
