@@ -135,7 +135,7 @@ smoke: _setup
 faults *args: _setup
     @python -m pytest -n 2 --dist loadfile -m faults -p no:randomly -o timeout=1800 -o faulthandler_timeout=1860 "$@"
 
-# Build the wheel, the one file and the container images, and run them where nothing else is installed; needs root, Docker and debootstrap
+# Build the wheel, the one file and the container images, and run them where nothing else is installed, and by Compose; needs root, Docker, docker-compose and debootstrap
 [group('develop')]
 packages *args: _setup
     @python -m pytest -m packages -o timeout=3000 -o faulthandler_timeout=3060 {{ args }}

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,4 +103,4 @@ def engine(folder: Path) -> Iterator[Docker]:
         process.wait()
         for network in (folder / "run" / "netns").glob("*"):  # that of this machine stays mounted there
             subprocess.run(["umount", network], check=True)
-        shutil.rmtree(folder)
+        subprocess.run(["rm", "-r", folder], check=True)  # much faster than Python: layers have many files

@@ -50,6 +50,8 @@ async def until(holds: Callable[[], object]) -> None:
 class Traffic:
     url: str
     statuses: Counter[int] = field(default_factory=Counter)
+    final: Counter[int] = field(default_factory=Counter)
+    """Statuses of the answers without `Retry-After`."""
     wrong: list[str] = field(default_factory=list)
     """Answers that are those of another image."""
     slowest: float = 0.0
@@ -88,6 +90,8 @@ class Traffic:
                 self.wrong.append(f"{found} for {checksum.box}")
         if "retry-after" in answer.headers:
             await asyncio.sleep(_MAX_PAUSE_SECONDS)
+        else:
+            self.final[answer.status] += 1
         return answer.status != NO_ANSWER and answer.headers.get("connection") != "close"
 
 
