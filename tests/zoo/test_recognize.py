@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import helper
@@ -12,6 +11,7 @@ from onnx import helper
 from app.imaging.fit import canvas_size, fit_for
 from app.model.spec import ModelSpec
 from app.model.triton_config import ScoreKind
+from app.zoo import inference
 from app.zoo.compose import compose_model
 from app.zoo.recipe import ClassificationRecipe, DetectionHeadName
 from app.zoo.recognize import Options, Unrecognized, recognize
@@ -185,9 +185,7 @@ def added(task: str, repository: Repository, *, network: str | None = None, **op
 
 def run(repository: Repository, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
     """Run the composed model with images UINT8 (batch, height, width, 3)."""
-    session = onnxruntime.InferenceSession(repository.path / "doors/1/model.onnx", providers=["CPUExecutionProvider"])
-    found: list[NDArray[Any]] = session.run(None, {"image": images})
-    return found
+    return [*inference.run(inference.open_session(repository.path / "doors/1/model.onnx"), {"image": images}).values()]
 
 
 def size_for(spec: ModelSpec, width: int, height: int) -> tuple[int, int]:
