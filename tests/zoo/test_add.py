@@ -162,7 +162,6 @@ def test_versions_are_chosen_and_removed(repository: Repository) -> None:
         (None, {}, "there is no file"),
         (network().SerializeToString()[:-1000], {}, "is not a complete ONNX network"),
         (network(names=""), {}, "does not name 3 classes: say --labels a,b,c or --labels names.txt"),
-        (network("yolox"), {}, "say --head yolov5 or --head yolox"),
         (network(tensors={"output0": tensors_of("yolo")["output0"] * 5}), {}, "its scores are not between 0 and 1"),
         (network("rtdetr"), {"head": "rtdetr", "multi_label": "true"}, "multi_label is for the heads yolo, yolov5, yolox"),
         (network("dfine", names=""), {"labels": "door,window"}, "it found class 2, but there are 2 labels, from 0"),

