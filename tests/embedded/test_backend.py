@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from tests.imaging.samples import FORMATS, PIXELS, draw, encode, exif_of, store
 Array = NDArray[Any]
 Backend = Any
 """Triton's modules have no types."""
+CPU = 1, 0
 USED = ctypes.create_string_buffer(b"used_dlpack")
 
 # Doubles every value, and adds up each row.
@@ -58,19 +59,6 @@ def config(**parameters: str) -> dict[str, Any]:
     }
 
 
-class Consumer:
-    """Passes a DLPack capsule on to numpy."""
-
-    def __init__(self, capsule: object) -> None:
-        self.capsule = capsule
-
-    def __dlpack__(self, **_: object) -> Any:  # noqa: ANN401
-        return self.capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0  # the CPU
-
-
 class Tensor:
     """Triton's tensor. Its own conversions of numbers lose the data under numpy 2, which shows only in empty results."""
 
@@ -84,7 +72,7 @@ class Tensor:
     @classmethod
     def from_dlpack(cls, name: str, capsule: object) -> "Tensor":
         """Consume a capsule as Triton does, which gives it another name than the DLPack standard."""
-        array = np.from_dlpack(Consumer(capsule))
+        array: Array = np.from_dlpack(SimpleNamespace(__dlpack__=lambda **_: capsule, __dlpack_device__=lambda: CPU))
         ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), USED)
         assert array.flags.c_contiguous, "Triton reads the memory from one end to the other"
         tensor = cls(name, array)
@@ -99,7 +87,7 @@ class Tensor:
         return self.array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0
+        return CPU
 
 
 class TritonError(Exception):

@@ -20,17 +20,8 @@ from tests.support import eventually
 from tests.world import HANG_SECONDS, World
 
 pytestmark = pytest.mark.world(mode="inline")
-SHARED = pytest.mark.world(mode="auto")
-HEARD = pytest.mark.usefixtures("heard")
 
 
-@pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton does not count as silent, however late a busy machine lets it answer."""
-    monkeypatch.setattr(Silence, "ask", lambda *_: None)
-
-
-@HEARD
 @pytest.mark.parametrize(
     ("how", "opens"),
     [
@@ -41,7 +32,10 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
         ("answered late", False),
     ],
 )
-async def test_inferences_that_hang_open_the_circuit_unless_triton_answers_others(world: World, how: str, *, opens: bool) -> None:
+async def test_inferences_that_hang_open_the_circuit_unless_triton_answers_others(
+    world: World, monkeypatch: pytest.MonkeyPatch, how: str, *, opens: bool
+) -> None:
+    monkeypatch.setattr(Silence, "ask", lambda *_: None)  # however late a busy machine lets Triton answer
     images = 5
     if how == "fills the limit":  # no more requests would be admitted
         await world.infer()
@@ -65,7 +59,7 @@ async def test_inferences_that_hang_open_the_circuit_unless_triton_answers_other
     await eventually(lambda: is_closed(world))
 
 
-@pytest.mark.parametrize("version", [pytest.param("2.51.0", marks=SHARED), "2.59.1"])
+@pytest.mark.parametrize("version", [pytest.param("2.51.0", marks=pytest.mark.world(mode="auto")), "2.59.1"])
 async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(world: World, version: str) -> None:
     await world.set_version(version)
     await world.infer()

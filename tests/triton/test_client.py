@@ -1,6 +1,5 @@
 """The RPCs of the client, also over TLS: what Triton parses and answers, which errors it means, and what is known about it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +44,6 @@ from app.triton.status import (
 )
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
 from tests.support import eventually, json, started
-
-IMAGE = np.zeros(SPEC.image_shape, np.uint8)
-
-Fake = tuple[FakeTriton, TritonClient]
-
-
-@pytest.fixture
-def arena() -> Iterator[Arena]:
-    made = Arena(2 * IMAGE.nbytes)
-    yield made
-    made.close()
 
 
 async def test_server_is_known_while_it_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
