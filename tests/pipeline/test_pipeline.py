@@ -38,7 +38,6 @@ from tests.fakes import models
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
 from tests.imaging.samples import encode
 from tests.pipeline.conftest import MISSHAPEN
-from tests.processes import PATIENCE_SECONDS
 from tests.support import SCENE, eventually
 from tests.world import Gate, World
 
@@ -205,29 +204,11 @@ LARGE = 1e6
 """Pixels of an image that is decoded in another thread."""
 
 
-class Job:
-    def __init__(self) -> None:
-        self.has_started = threading.Event()
-        self.may_end = threading.Event()
-
-    def __call__(self) -> str:
-        self.has_started.set()
-        self.may_end.wait(PATIENCE_SECONDS)
-        return "done"
-
-
 @pytest.fixture
 def pool() -> Iterator[DecodeThreads]:
     made = DecodeThreads(1)
     yield made
     made.close()
-
-
-@pytest.fixture
-def job() -> Iterator[Job]:
-    made = Job()
-    yield made
-    made.may_end.set()
 
 
 def start(pool: DecodeThreads, work: Callable[[], Any], turn: Turn = Turn(A)) -> asyncio.Future[Any]:  # noqa: B008 - a constant
@@ -238,11 +219,11 @@ class Image: ...
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeThreads, job: Job, *, is_late: bool) -> None:
+async def test_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeThreads, gate: Gate, *, is_late: bool) -> None:
     """The image of a request that has left or missed its deadline does not stay in memory until a thread is free."""
     deadline: Any = SimpleNamespace(remaining=0.001 if is_late else 30)
-    blocking = start(pool, job)
-    await eventually(job.has_started.is_set)
+    blocking = start(pool, gate.wait)
+    await eventually(gate.reached.is_set)
     image = Image()
     left = weakref.ref(image)
     asking = asyncio.ensure_future(pool.run(partial(id, image), deadline, Lease(), turn=Turn(A)))
@@ -255,27 +236,27 @@ async def test_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeTh
         await asking
     del asking
     assert (left(), pool.waiting) == (None, 0)
-    job.may_end.set()
+    gate.opened.set()
 
     assert await blocking == "done"
 
 
-async def test_large_images_and_shadows_have_threads_of_their_own(pool: DecodeThreads, job: Job) -> None:
+async def test_large_images_and_shadows_have_threads_of_their_own(pool: DecodeThreads, gate: Gate) -> None:
     """Those of large images have a lower priority."""
     shadow = Turn(Caller("shadow", priority=SHADOW))
-    blocked = [start(pool, job, shadow._replace(cost=cost)) for cost in (0, 1e7)]
-    await eventually(job.has_started.is_set)
+    blocked = [start(pool, gate.wait, shadow._replace(cost=cost)) for cost in (0, 1e7)]
+    await eventually(gate.reached.is_set)
     read_niceness = partial(os.getpriority, os.PRIO_PROCESS, 0)
     usual = await start(pool, read_niceness, Turn(B))
     assert await start(pool, read_niceness, Turn(B, LARGE)) == min(usual + 6, 19)
-    large = Job()
-    blocked.append(start(pool, large, Turn(A, LARGE)))
-    await eventually(large.has_started.is_set)
+    large = Gate()
+    blocked.append(start(pool, large.wait, Turn(A, LARGE)))
+    await eventually(large.reached.is_set)
 
     assert await start(pool, lambda: "small") == "small"
     assert (pool.waiting, [task.done() for task in blocked]) == (1, [False] * 3)
-    for each in (job, large):
-        each.may_end.set()
+    for each in (gate, large):
+        each.opened.set()
     assert await asyncio.gather(*blocked) == ["done"] * 3
 
 
