@@ -16,19 +16,13 @@ from app.detection.select import Suppression, choose_best, select, to_class_ids,
 from app.errors import InvalidImage, InvalidModelOutput, InvalidParameter
 from app.model.anchors import anchor_grid, count_anchors
 from app.model.heads import RAW_HEADS, DetectionHead, OutputFormat
-from app.model.spec import ModelSpec, from_triton_config
+from app.model.spec import ModelSpec
+from tests.model import configs
+from tests.model.configs import table
 
 Outputs = dict[str, NDArray[Any]]
 
-BASE = from_triton_config(
-    {
-        "name": "m",
-        "max_batch_size": 1,
-        "input": [{"name": "images", "data_type": "TYPE_FP32", "dims": [3, 32, 64]}],
-        "output": [{"name": "o", "data_type": "TYPE_FP32", "dims": [300, 6]}],
-    },
-    "1",
-)
+BASE = configs.spec_of(image=table(3, 32, 64))
 ANCHORS = 42
 BOXES = np.array([[1, 2, 3, 4], [5, 6, 7, 8], [9, 9, 9, 9]], np.float32)
 SCORES = np.array([0.9, 0.5, 0.1], np.float32)

@@ -21,6 +21,7 @@ from app.embedded.file_input import FileInput
 from app.errors import UnsupportedModel
 from app.imaging.fit import Letterbox
 from tests.imaging.samples import FORMATS, PIXELS, draw, encode, exif_of, store
+from tests.model.configs import FILE, SIX_COLUMNS, config, table
 
 Array = NDArray[Any]
 Backend = Any
@@ -43,20 +44,10 @@ small (uint8[batch, 32, 32, 3] image) => (float[batch] means) {
     values = Cast <to = 1> (image)
     means = ReduceMean <axes = [1, 2, 3], keepdims = 0> (values)
 }"""
-SIDE = 64
 
 
-def config(**parameters: str) -> dict[str, Any]:
-    return {
-        "name": "m",
-        "max_batch_size": 4,
-        "input": [{"name": "file", "data_type": "TYPE_STRING", "dims": ["1"]}],
-        "output": [
-            {"name": "means", "data_type": "TYPE_FP32", "dims": ["300", "6"]},
-            {"name": "decoded", "data_type": "TYPE_INT32", "dims": ["1"]},
-        ],
-        "parameters": {key: {"string_value": value} for key, value in ({"square": str(SIDE)} | parameters).items()},
-    }
+def takes_files(**parameters: str) -> dict[str, Any]:
+    return config(SIX_COLUMNS, table(1, name="decoded", data_type="TYPE_INT32"), image=FILE, batch=4, **parameters)
 
 
 class Tensor:
@@ -135,7 +126,7 @@ def load(backend: Backend, folder: Path, text: str = MODEL) -> Backend:
     """Write a model repository with a small model, and load it."""
     (folder / "1").mkdir()
     onnx.save(parser.parse_model(text), folder / "1" / "model.onnx")
-    given = config(square="32") if text == PIXELS_MODEL else {}
+    given = takes_files(square="32") if text == PIXELS_MODEL else {}
     model = backend.TritonPythonModel()
     model.initialize({"model_config": json.dumps(given), "model_repository": str(folder), "model_version": "1"})
     return model
@@ -218,9 +209,9 @@ def test_files_become_the_pixels_that_the_network_takes(backend: Backend, tmp_pa
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_pixels_are_those_of_the_gateway(image_format: str) -> None:
     file = encode(Image.fromarray(store(PIXELS, 6)), image_format, exif=exif_of(6))
-    pixels, note = FileInput(config()).draw([file])
-    expected = np.empty((SIDE, SIDE, 3), np.uint8)
-    draw(file, Letterbox((SIDE, SIDE), "center", enlarge=True, pad=114), expected)
+    pixels, note = FileInput(takes_files(square="64")).draw([file])
+    expected = np.empty((64, 64, 3), np.uint8)
+    draw(file, Letterbox((64, 64), "center", enlarge=True, pad=114), expected)
     np.testing.assert_array_equal(pixels[0], expected)
     np.testing.assert_array_equal(note["decoded"], np.array([[1]], np.int32))
 
@@ -228,11 +219,9 @@ def test_pixels_are_those_of_the_gateway(image_format: str) -> None:
 def test_parameters_are_those_of_the_config() -> None:
     """The image lies where the gateway expects it when it maps boxes back."""
     file = encode(Image.fromarray(PIXELS), "PNG")
-    pixels, _ = FileInput(config(placement="top_left", enlarge="false", pad="7")).draw([file])
+    pixels, _ = FileInput(takes_files(square="64", placement="top_left", enlarge="false", pad="7")).draw([file])
     np.testing.assert_array_equal(pixels[0, :16, :32], PIXELS)
     assert (pixels[0, 16:] == 7).all()
     assert (pixels[0, :, 32:] == 7).all()
-    unclear = config()
-    del unclear["parameters"]["square"]
     with pytest.raises(UnsupportedModel, match="square"):
-        FileInput(unclear)
+        FileInput(takes_files())

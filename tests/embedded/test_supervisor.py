@@ -149,9 +149,6 @@ class Serve(io.StringIO):
         lines = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
         return [line.removeprefix(f"{instance} ") for line in lines if line.startswith(instance)]
 
-    def noted(self, *notes: str) -> Condition:
-        return lambda: set(notes) <= set(self.notes())
-
     @property
     def lines(self) -> list[str]:
         return [line.removeprefix("nereid: ") for line in self.getvalue().splitlines()]
@@ -166,7 +163,6 @@ class Serve(io.StringIO):
 
 STARTED = "started with -P -m app api in its own process group"
 TOLD = "told to stop by SIGTERM"
-STOPPING = "stopping when requests in progress have ended; a second signal ends them"
 CHILD = "subprocess.Popen(['sh', '-c', \"trap '' TERM; exec sleep 60\"]).pid"
 
 
@@ -210,8 +206,9 @@ def test_second_signal_or_the_end_of_the_time_ends_what_does_not_end_itself(
     serve.write_api(begin=CHILD, stop="pass")
     before = processes.children()
 
-    assert serve.run(stop_when(serve.shows("ready"), *[serve.noted(TOLD)] * is_told_again), drain_delay_seconds=0) == 0
-    assert serve.lines[1:] == [STOPPING, *["ending requests in progress"] * is_told_again]
+    assert serve.run(stop_when(serve.shows("ready"), *[lambda: TOLD in serve.notes()] * is_told_again), drain_delay_seconds=0) == 0
+    stopping = "stopping when requests in progress have ended; a second signal ends them"
+    assert serve.lines[1:] == [stopping, *["ending requests in progress"] * is_told_again]
     wait_until_gone(processes.children() - before)
     stop()  # further signals do not interrupt the clean-up
 

@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
-from app.model.spec import from_triton_config
 from app.pipeline.probe import run_probe
 from app.triton.client import TritonClient
 from app.triton.silence import Silence
 from app.triton.status import Draining
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
+from tests.model.configs import FILE, spec_of
 from tests.pipeline.conftest import BROKEN, FAILED, FULL, GONE, LATE, MISSHAPEN, SICK, STOPPING, Refusal, is_closed
 from tests.support import eventually
 from tests.world import HANG_SECONDS, World
@@ -91,9 +91,7 @@ Fake = tuple[FakeTriton, TritonClient]
 
 async def test_model_of_files_gets_a_file(fake_triton: Fake) -> None:
     fake, client = fake_triton
-    image = {"name": "image", "data_type": "TYPE_STRING", "dims": [1]}
-    config = {**CONFIG, "input": [image], "parameters": {"square": {"string_value": "32"}}}
-    await run_probe(client, from_triton_config(config, "1"))
+    await run_probe(client, spec_of(image=FILE, batch=0, square="32"))
 
     (request,) = fake.requests
     assert (request.inputs[0].datatype, list(request.inputs[0].shape)) == ("BYTES", [1])

@@ -21,7 +21,6 @@ from app.errors import (
     ModelNotReady,
 )
 from app.imaging.fit import fit_for
-from app.model.spec import from_triton_config
 from app.pipeline import call as call_module
 from app.pipeline import draw as draw_module
 from app.pipeline import preprocess, results
@@ -37,6 +36,7 @@ from app.triton.shared_memory import SLOTS
 from tests.fakes import models
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
 from tests.imaging.samples import encode
+from tests.model.configs import spec_of, table
 from tests.pipeline.conftest import MISSHAPEN
 from tests.support import SCENE, eventually
 from tests.world import Gate, World
@@ -180,14 +180,8 @@ async def test_slot_and_place_are_free_only_when_thread_and_rpc_have_ended(
 
 @pytest.mark.parametrize("shape", [(736, 768), (768, 736)])
 def test_map_of_text_of_another_size_than_the_input_is_rejected(shape: tuple[int, int]) -> None:
-    config = {
-        "name": "m",
-        "max_batch_size": 1,
-        "input": [{"name": "images", "data_type": "TYPE_UINT8", "dims": [-1, -1, 3]}],
-        "output": [{"name": "map", "data_type": "TYPE_UINT8", "dims": [-1, -1]}],
-        "parameters": {"task": {"string_value": "text_detection"}},
-    }
-    spec = from_triton_config(config, "1")
+    pixels = table(-1, -1, 3, data_type="TYPE_UINT8")
+    spec = spec_of(table(-1, -1, name="map", data_type="TYPE_UINT8"), image=pixels, task="text_detection")
     found = np.zeros(shape, np.uint8)
     found[100:120, 100:300] = 255
     decoded = call_module.decode(spec, InferResult({"map": found[None]}, "1"), fit_for(spec).fit(768, 736))

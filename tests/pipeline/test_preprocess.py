@@ -13,35 +13,28 @@ from PIL import Image
 from app.imaging.decode import decode
 from app.imaging.fit import fit_for
 from app.imaging.header import read_header
-from app.model.spec import ModelSpec, from_triton_config
+from app.model.spec import ModelSpec
 from app.resilience.lease import Lease
 from app.triton.transport import InputBuffer, Transport
-from tests.fakes.triton import CONFIG
 from tests.imaging.samples import GREY, NOISE, RGB, encode, exif_of, png, store
+from tests.model.configs import spec_of, table
 from tests.support import fill, sample_image, workspace
 
 PIXELS = np.random.default_rng(4).integers(0, 256, (4, 6, 3), np.uint8)
 
 
-def spec(data_type: str, dims: list[int], batch: int = 0, **hints: str) -> ModelSpec:
-    """Derive the spec of a model with this input."""
-    config = {
-        **CONFIG,
-        "max_batch_size": batch,
-        "input": [{"name": "image", "data_type": data_type, "dims": dims}],
-        "parameters": {name: {"string_value": value} for name, value in hints.items()},
-    }
-    return from_triton_config(config, "1")
+def spec(*dims: int, data_type: str = "TYPE_UINT8", **hints: str) -> ModelSpec:
+    return spec_of(image=table(*dims, data_type=data_type), batch=0, **hints)
 
 
 LETTERBOXES = {
-    "centred": spec("TYPE_UINT8", [64, 96, 3]),
-    "top left": spec("TYPE_UINT8", [64, 96, 3], placement="top_left", pad="0"),
-    "not enlarged": spec("TYPE_UINT8", [64, 96, 3], enlarge="false", pad="255"),
-    "exactly fitting": spec("TYPE_UINT8", [48, 64, 3]),
-    "full width": spec("TYPE_UINT8", [64, 64, 3]),
+    "centred": spec(64, 96, 3),
+    "top left": spec(64, 96, 3, placement="top_left", pad="0"),
+    "not enlarged": spec(64, 96, 3, enlarge="false", pad="255"),
+    "exactly fitting": spec(48, 64, 3),
+    "full width": spec(64, 64, 3),
 }
-FITS = [*LETTERBOXES.values(), *(spec("TYPE_UINT8", [64, 96, 3], resize=resize) for resize in ("center_crop", "stretch"))]
+FITS = [*LETTERBOXES.values(), *(spec(64, 96, 3, resize=resize) for resize in ("center_crop", "stretch"))]
 BYTES = st.integers(0, 255)
 PALETTES = (
     st.lists(st.tuples(BYTES, BYTES, BYTES), min_size=1, max_size=256)
@@ -88,7 +81,7 @@ def test_pixels_become_the_tensor(dims: list[int], data_type: str, dtype: type, 
     expected = PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]
     by_hint = {"scale": expected / np.float32(127.5), "mean": (expected / 255 - mean) / std}
     for hints in ({"scale": "127.5"}, {"mean": "0.485,0.456,0.406", "std": "0.229,0.224,0.225"}):
-        model = spec(data_type, dims, 0, channels=channels, **hints)
+        model = spec(*dims, data_type=data_type, channels=channels, **hints)
         values = expected if dtype is np.uint8 else by_hint[next(iter(hints))]
         with Lease() as lease:
             tensor = fill(encode(Image.fromarray(PIXELS), "BMP"), model, Transport("inline"), lease)[0].tensor.copy()
