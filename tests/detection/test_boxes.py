@@ -30,7 +30,6 @@ CLASSES = np.array([2, 0, 1], np.int32)
 
 
 def spec_of(output_format: OutputFormat, *, has_normalized_boxes: bool = False, iou: float = 0.7, **changes: Any) -> ModelSpec:  # noqa: ANN401
-    """Return the spec of a model with that format, whose outputs may have any type."""
     names = tuple(ANSWERS[output_format])
     head = DetectionHead(output_format=output_format, has_normalized_boxes=has_normalized_boxes, iou=iou, max_iou=1.0)
     parts = {"head": head, "output_names": names, "output_dtypes": (None,) * len(names)}

@@ -123,7 +123,6 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def load(backend: Backend, folder: Path, text: str = MODEL) -> Backend:
-    """Write a model repository with a small model, and load it."""
     (folder / "1").mkdir()
     onnx.save(parser.parse_model(text), folder / "1" / "model.onnx")
     given = takes_files(square="32") if text == PIXELS_MODEL else {}

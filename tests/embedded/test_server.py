@@ -44,7 +44,6 @@ from tests.support import finds, free_port, started, transport_in_use
 
 @pytest.fixture(params=["imitation", pytest.param("own", marks=pytest.mark.system)])
 def either(request: pytest.FixtureRequest) -> Settings:
-    """Run the test with the imitation and with Triton itself."""
     settings: Settings = request.getfixturevalue(request.param)
     return settings
 
@@ -253,7 +252,6 @@ async def test_empty_output_or_a_model_without_an_adapter_fails_the_check(fake: 
 
 
 def tcp_listeners(server: EmbeddedTriton) -> list[tuple[str, int]]:
-    """Return where the processes of a server listen on TCP."""
     processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     connections = [connection for process in processes for connection in process.net_connections(kind="inet")]
     return [tuple(connection.laddr) for connection in connections if connection.status == psutil.CONN_LISTEN]

@@ -307,7 +307,6 @@ CASES = SHARED / "cases" / "pictures"
 
 
 def _describe(pixels: NDArray[np.uint8]) -> str:
-    """Return size, and the colours of the quadrants in reading order."""
     height, width = pixels.shape[:2]
     quadrants = [pixels[y * height // 4, x * width // 4].astype(int) for y in (1, 3) for x in (1, 3)]
     if all(np.abs(quadrant - grey).max() <= 3 for quadrant, grey in zip(quadrants, (94, 124, 72, 197), strict=True)):

@@ -72,7 +72,6 @@ class Examined:
         return self.fake.questions - before
 
     async def settle(self) -> None:
-        """Wait until what is being asked is answered."""
         await eventually(lambda: all(task.done() for task in self.examiner.tasks.values()))
         await self.world.round_trip()
 

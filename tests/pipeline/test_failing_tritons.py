@@ -154,7 +154,6 @@ class AnsweringTriton(FakeTriton):
 
     @property
     def images(self) -> int:
-        """The number of images in all calls, without those of probes."""
         return sum(self.batches)
 
 

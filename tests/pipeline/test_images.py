@@ -156,7 +156,6 @@ class Images(Machine):
 
     @property
     def is_all_sent(self) -> bool:
-        """Whether no image waits that could be sent."""
         found: list[object] = []
         self.call(lambda: found.append(self.calls.find(self.spec)))
         return not self.batcher.waiting or found == [None]

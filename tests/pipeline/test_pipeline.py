@@ -62,7 +62,6 @@ def replace(fake: FakeTriton, version: str = "2", labels: str = "new,other", **c
 
 
 def named(found: Detections) -> tuple[str, list[str]]:
-    """Return the version that answered, and the class names of the detections."""
     return found.version, [found.spec.class_name(class_id) for class_id in found.class_ids]
 
 

@@ -65,7 +65,6 @@ class UsedMemory(Transport):
         self._content = content
 
     def allocate(self, shape: tuple[int, ...], dtype: type[np.generic], slot_bytes: int, lease: Lease) -> InputBuffer:  # noqa: ARG002
-        """Allocate a tensor filled with the content."""
         return InputBuffer(np.full(shape, self._content, dtype), None)
 
 

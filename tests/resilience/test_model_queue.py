@@ -126,7 +126,6 @@ class Model:
 
     @property
     def speed(self) -> float:
-        """Images per second at most."""
         return self.instances * self.batch / self.seconds
 
     def finish(self, now: float) -> float:

@@ -73,7 +73,6 @@ PIXELS = np.arange(32 * 32 * 3, dtype=np.uint32).astype(np.uint8).reshape(SPEC.i
 
 
 def parsed(spec: ModelSpec, *tensors: np.ndarray, seconds: float = 1.5, slot: Slot | None = None) -> messages.ModelInferRequest:
-    """Serialize a request, and parse it as Triton does."""
     data = infer_request(spec, tensors, timeout_seconds=seconds, request_id="abc", slot=slot, priority=2)
     return messages.ModelInferRequest.FromString(data)
 

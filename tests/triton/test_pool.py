@@ -61,13 +61,11 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found_at(two: Two, spec: ModelSpec = SPEC) -> set[int]:
-    """Return the indices of the Tritons that `find` chooses."""
     found = [two.pool.find(spec, lambda _: 1) for _ in range(100)]
     return {[server is served.server for server in two.servers].index(True) for served in found if served is not None}
 
 
 async def ask_both(two: Two, *models: str) -> None:
-    """Read the specs of models from both Tritons."""
     for model in models or ("tiny",):
         await asyncio.gather(*(server.specs.get(model) for server in two.servers))
 

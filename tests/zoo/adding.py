@@ -36,7 +36,6 @@ def added(
 
 
 def spec_of(repository: Repository, name: str = "doors", version: str = "1", *, is_embedded: bool = False) -> ModelSpec:
-    """Read a model as the gateway does."""
     return from_triton_config(read_config_file(config_path(repository.path / name, is_embedded=is_embedded)), version)
 
 

@@ -17,7 +17,6 @@ _TYPES = {"float32": "float", "float16": "float16", "int64": "int64"}
 
 
 def parse(text: str) -> onnx.ModelProto:
-    """Make a network from a graph in ONNX's text format."""
     return parser.parse_model(f'<ir_version: {IR_VERSION}, opset_import: ["": {OPSET}]>\n{text}')
 
 

@@ -115,7 +115,6 @@ def found_once(tensors: Mapping[str, Floats], recipe: DetectionRecipe) -> Detect
 
 
 def objects_of(tensors: Mapping[str, NDArray[Any]], recipe: DetectionRecipe) -> Detections:
-    """Decode the tensors of one image."""
     exact = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
     return textbook(next(iter(exact.values())), recipe) if recipe.head in RAW_HEADS else found_once(exact, recipe)
 
@@ -143,7 +142,6 @@ def valid_rows(found: Mapping[str, NDArray[Any]]) -> list[Detections]:
 
 
 def on_canvas(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Put an image into the top left of a grey canvas."""
     canvas = Image.new("RGB", size, (114, 114, 114))
     with Image.open(path) as image:
         image.thumbnail(size)
@@ -172,7 +170,6 @@ def answer(head: Floats, **options: Any) -> Detections:  # noqa: ANN401
 
 @pytest.fixture(scope="module", params=["yolo11n", "yolox_nano", "yolo11n for AP", "yolox_nano for AP"])
 def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subject:
-    """A published network, and the model composed from it."""
     name, _, is_for_ap = request.param.partition(" ")
     if name not in networks:
         pytest.skip(f"the published network of {name} is not available here")

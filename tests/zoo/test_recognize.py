@@ -176,7 +176,6 @@ CHARACTERS = ("a", "b", "\u3000")
 
 
 def added(task: str, repository: Repository, *, network: str | None = None, **options: str) -> ModelSpec:
-    """Add a network, and return its spec."""
     model = parse(NETWORKS[network or task])
     helper.set_model_props(model, {"character": "\n".join(CHARACTERS)})
     adding.added(model, repository, task=task, **options)
@@ -189,7 +188,6 @@ def run(repository: Repository, images: NDArray[np.uint8]) -> list[NDArray[Any]]
 
 
 def size_for(spec: ModelSpec, width: int, height: int) -> tuple[int, int]:
-    """Return the size of the canvas for an image of this size."""
     fit = fit_for(spec)
     return canvas_size(fit, fit.fit(width, height))
 
