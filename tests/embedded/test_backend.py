@@ -71,9 +71,6 @@ class Tensor:
         cls.converted.append(name)
         return tensor
 
-    def as_numpy(self) -> Array:
-        return self.array if self.array.dtype == np.object_ else np.empty(0, self.array.dtype)
-
     def __dlpack__(self, **options: Any) -> Any:  # noqa: ANN401
         return self.array.__dlpack__(**options)
 

@@ -20,7 +20,6 @@ import pytest
 from app.embedded.api_process import ApiProcess
 from app.embedded.service import CheckError
 from app.embedded.supervisor import supervise
-from app.host.program import CommandError
 from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
 from app.telemetry.instruments import Counter
@@ -33,7 +32,7 @@ from tests.support import TABLE_VARIABLE, free_port
 
 # Stands in for `python -m app api`: notes what happens to it, and answers 200, or 503 while there is a file of the path's name.
 API = """#!{python} -IS
-import os, signal, socket, subprocess, sys, threading, time
+import os, signal, socket, subprocess, sys, threading
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import TCPServer
@@ -44,9 +43,6 @@ name = Path(path).stem + " " if path else ""
 def note(text):
     with (folder / "notes").open("a") as file:
         file.write(name + text + "\\n")
-def wait_until(holds):
-    while not holds():
-        time.sleep(0.02)
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -87,13 +83,11 @@ class Triton:
     name, ready_seconds = "Triton", 60.0
 
     def __init__(self) -> None:
-        self.starts, self.failure = 0, ""
+        self.starts = 0
         self.spawn()
 
     def spawn(self) -> None:
         self.starts += 1
-        if self.failure:
-            raise CommandError(self.failure)
         self.process = subprocess.Popen(["sleep", "60"])
 
     def poll(self) -> int | None:
@@ -259,7 +253,7 @@ def test_triton_whose_model_has_died_or_is_wrong_is_restarted(serve: Serve, trit
 
 def test_api_does_not_work_without_signs_of_life(serve: Serve, request: pytest.FixtureRequest) -> None:
     """Its workers may answer although their parent hangs. Once its model is ready, it is not asked for that again."""
-    serve.write_api(begin="note(os.environ['NEREID_INTERNAL_BEATS_FD'])\nwait_until(lambda: False)")
+    serve.write_api(begin="note(os.environ['NEREID_INTERNAL_BEATS_FD'])\nthreading.Event().wait()")
     process = ApiProcess(Settings(), serve.folder / "a.sock")
     request.addfinalizer(process.kill)
     process.spawn()

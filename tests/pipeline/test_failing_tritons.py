@@ -13,9 +13,9 @@ from app.pipeline.probe import run_probe
 from app.triton.client import TritonClient
 from app.triton.silence import Silence
 from app.triton.status import Draining
-from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
+from tests.fakes.triton import CONFIG, GONE, SPEC, FakeTriton, Refusal, infer_response
 from tests.model.configs import FILE, spec_of
-from tests.pipeline.conftest import BROKEN, FAILED, FULL, GONE, LATE, MISSHAPEN, SICK, STOPPING, Refusal, is_closed
+from tests.pipeline.conftest import BROKEN, FAILED, FULL, LATE, MISSHAPEN, SICK, STOPPING, is_closed
 from tests.support import eventually
 from tests.world import HANG_SECONDS, World
 

@@ -10,7 +10,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import grpc
 import pytest
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion
@@ -23,7 +22,7 @@ from app.triton.membership import Membership, Target, resolve
 from app.triton.model_on_server import ModelOnServer
 from app.triton.pool import TritonPool, choose
 from app.triton.transport import Transport
-from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
+from tests.fakes.triton import CONFIG, DOWN, GONE, NOT_LOADED, SPEC, FakeTriton, Refusal, serving
 from tests.support import TABLE, Clock, eventually, in_cycles
 
 
@@ -46,12 +45,6 @@ async def two() -> AsyncIterator[Two]:
         stack.push_async_callback(pool.close)
         await eventually(lambda: all(server.client.server for server in pool.servers))
         yield Two(pool, fakes)
-
-
-Refusal = tuple[grpc.StatusCode, str]
-NO_MODEL = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
-NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
-DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"
 
 
 @pytest.fixture(autouse=True)
@@ -79,12 +72,12 @@ def open_circuit(server: TritonBackend) -> None:
 async def test_model_that_a_triton_has_is_found_there_and_looked_for_elsewhere(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, has_it = Clock(monkeypatch, "app.triton.backend", "app.triton.specs"), 1
     fake, other = two.fakes[has_it], two.fakes[1 - has_it]
-    other.model_refusal = NO_MODEL
+    other.model_refusal = GONE
     spec = await two.pool.spec("tiny")
     assert two.pool.cached("tiny") is spec
     assert found_at(two) == {has_it}
     assert (await two.pool.describe("ModelMetadata", "tiny"))["name"] == "tiny"
-    other.model_refusal, fake.model_refusal = NO_MODEL, DOWN
+    other.model_refusal, fake.model_refusal = GONE, DOWN
     with pytest.raises(GatewayError):
         await two.pool.describe("ModelMetadata", "tiny")
     specs = two.servers[1 - has_it].specs
@@ -111,9 +104,9 @@ async def test_model_that_a_triton_has_is_found_there_and_looked_for_elsewhere(t
 @pytest.mark.parametrize(
     ("refusals", "error"),
     [
-        ((NO_MODEL, NO_MODEL), UnknownModel),
-        ((NO_MODEL, None), UnknownVersion),
-        ((DOWN, NO_MODEL), TritonUnavailable),  # the other Triton may have the model
+        ((GONE, GONE), UnknownModel),
+        ((GONE, None), UnknownVersion),
+        ((DOWN, GONE), TritonUnavailable),  # the other Triton may have the model
         ((DOWN, NOT_LOADED), ModelNotReady),
     ],
 )

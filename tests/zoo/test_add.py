@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -263,14 +264,11 @@ def test_lock_is_possible_on_nfs_and_without_locks_nothing_is_written(tmp_path: 
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         flock(descriptor, operation)
 
-    def fail(*_: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
     monkeypatch.setattr(fcntl, "flock", nfs)
     with Repository(tmp_path).writing():
         with pytest.raises(CommandError, match="another process changes the models"), Repository(tmp_path).writing():
             pass
-        monkeypatch.setattr(fcntl, "flock", fail)
+        monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
         with (
             pytest.raises(CommandError, match=r"/\.lock cannot be locked: .*; write to a local folder"),
             Repository(tmp_path).writing(),
@@ -328,10 +326,6 @@ def crash() -> str:
     return str(ctypes.string_at(0))
 
 
-def refuse() -> str:
-    raise CommandError("no")
-
-
 @pytest.mark.parametrize(
     ("work", "message"),
     [
@@ -340,7 +334,7 @@ def refuse() -> str:
         (crash, "was ended by SIGSEGV: it crashes ONNX Runtime, or needs more than 4 GiB"),
         (lambda: os._exit(0), "was ended: it crashes"),
         (lambda: repr(socket.socket()), "Operation not permitted"),
-        (refuse, "^no$"),
+        (Mock(side_effect=CommandError("no")), "^no$"),
     ],
 )
 def test_failure_in_the_sandbox_is_one_sentence(monkeypatch: pytest.MonkeyPatch, work: Callable[[], str], message: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -126,6 +126,7 @@ ANCHORS = 1344
 """32 x 32 + 16 x 16 + 8 x 8 cells."""
 YOLO = DetectionRecipe(size=(SQUARE, SQUARE), channels="RGB", scale=255.0, head="yolo", iou=0.5)
 AP = {"floor": 0.001, "multi_label": True}
+IN_PIXELS = ("yolo", "yolov5", "end_to_end")
 COLUMNS = ("num_dets", "det_boxes", "det_scores", "det_classes")
 
 
@@ -237,12 +238,18 @@ def test_candidates_are_limited_before_suppression() -> None:
     [({"half": True}, None), ({"symbolic": True, "batch": 1}, None), ({"batch": 1}, 1)],
     ids=["FP16", "symbolic shapes and a batch of one", "batch of one, kept"],
 )
-@pytest.mark.parametrize("head", ["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"])
+@pytest.mark.parametrize(
+    ("head", "unit"),
+    [
+        *((head, "pixels") for head in IN_PIXELS),
+        *((head, "normalized") for head in (*IN_PIXELS, "yolox", "rtdetr", "rtdetr_topk", "rfdetr", "dfine")),
+    ],
+)
 def test_every_head_is_decoded_as_in_a_textbook(
-    head: DetectionHeadName, properties: dict[str, Any], kept_batch: int | None
+    head: DetectionHeadName, unit: Literal["pixels", "normalized"], properties: dict[str, Any], kept_batch: int | None
 ) -> None:
-    recipe = DetectionRecipe(size=WIDE, head=head, iou=0.5)
-    tensors = head_tensors(head, WIDE if head in ("yolo", "yolov5", "end_to_end") else (1, 1))
+    recipe = DetectionRecipe(size=WIDE, head=head, iou=0.5, box_units=unit if head in IN_PIXELS else "pixels")
+    tensors = head_tensors(head, WIDE if unit == "pixels" else (1, 1))
     if properties.get("half"):
         tensors = {name: tensor if tensor.dtype == np.int64 else tensor.astype(np.float16) for name, tensor in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -257,16 +264,6 @@ def test_every_head_is_decoded_as_in_a_textbook(
     for found in valid_rows(outputs):
         assert_same(found, objects)
         assert found.scores.tolist() == sorted(found.scores, reverse=True)
-
-
-@pytest.mark.parametrize("head", ["yolo", "yolov5", "end_to_end"])
-def test_boxes_may_be_fractions(head: DetectionHeadName) -> None:
-    own = DetectionRecipe(size=WIDE, head=head, iou=0.5, box_units="normalized")
-    tensors = head_tensors(head)
-    (found,) = valid_rows(run_on_blank(compose_model(exported(tensors, WIDE), own)))
-
-    assert len(found.scores) > 20
-    assert_same(found, objects_of(tensors, own))
 
 
 @pytest.mark.parametrize(("classes", "found"), [(None, [1, 0]), (2, [1, 0]), (3, [2, 1, 0])])
