@@ -68,13 +68,16 @@ def rtdetr(score: float = 0.9) -> NDArray[np.float32]:
     return np.array([[0.5, 0.5, 0.25, 0.5, 0, score], [0, 0, 0, 0, 0, 0]], np.float32)
 
 
+HEADS = {
+    OutputFormat.YOLO_HEAD: yolo,
+    OutputFormat.YOLOV5_HEAD: yolov5,
+    OutputFormat.YOLOX_HEAD: yolox,
+    OutputFormat.RTDETR: rtdetr,
+}
 ANSWERS: dict[OutputFormat, Outputs] = {
     OutputFormat.END_TO_END: four(),
     OutputFormat.SIX_COLUMNS: six([1, 2, 3, 4, 0.9, 2], [5, 6, 7, 8, 0.5, 0]),
-    OutputFormat.YOLO_HEAD: {"o": yolo()[None]},
-    OutputFormat.YOLOV5_HEAD: {"o": yolov5()[None]},
-    OutputFormat.YOLOX_HEAD: {"o": yolox()[None]},
-    OutputFormat.RTDETR: {"o": rtdetr()[None]},
+    **{name: {"o": head()[None]} for name, head in HEADS.items()},
 }
 
 
@@ -148,12 +151,6 @@ def broken(head: NDArray[np.float32], value: float, at: tuple[int, int] = (-1, -
     return {"o": head[None]}
 
 
-HEADS = {
-    OutputFormat.YOLO_HEAD: yolo,
-    OutputFormat.YOLOV5_HEAD: yolov5,
-    OutputFormat.YOLOX_HEAD: yolox,
-    OutputFormat.RTDETR: rtdetr,
-}
 SHAPES = {
     OutputFormat.SIX_COLUMNS: (3, 7),
     OutputFormat.YOLO_HEAD: (4, 42),

@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import parser
 from PIL import Image
 
 from app.embedded.file_input import FileInput
@@ -22,6 +21,7 @@ from app.errors import UnsupportedModel
 from app.imaging.fit import Letterbox
 from tests.imaging.samples import FORMATS, PIXELS, draw, encode, exif_of, store
 from tests.model.configs import FILE, SIX_COLUMNS, config, table
+from tests.zoo.exported import parse
 
 Array = NDArray[Any]
 Backend = Any
@@ -31,7 +31,6 @@ USED = ctypes.create_string_buffer(b"used_dlpack")
 
 # Doubles every value, and adds up each row.
 MODEL = """
-<ir_version: 8, opset_import: ["": 17]>
 small (float[batch, n] values) => (float[batch, n] doubled, float[batch] sums) {
     doubled = Add (values, values)
     last = Constant <value_ints = [1]> ()
@@ -39,7 +38,6 @@ small (float[batch, n] values) => (float[batch, n] doubled, float[batch] sums) {
 }"""
 # Returns the mean of each image.
 PIXELS_MODEL = """
-<ir_version: 8, opset_import: ["": 17]>
 small (uint8[batch, 32, 32, 3] image) => (float[batch] means) {
     values = Cast <to = 1> (image)
     means = ReduceMean <axes = [1, 2, 3], keepdims = 0> (values)
@@ -121,7 +119,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def load(backend: Backend, folder: Path, text: str = MODEL) -> Backend:
     (folder / "1").mkdir()
-    onnx.save(parser.parse_model(text), folder / "1" / "model.onnx")
+    onnx.save(parse(text), folder / "1" / "model.onnx")
     given = takes_files(square="32") if text == PIXELS_MODEL else {}
     model = backend.TritonPythonModel()
     model.initialize({"model_config": json.dumps(given), "model_repository": str(folder), "model_version": "1"})

@@ -28,9 +28,8 @@ from tests.fakes.http import Host, response, serving_host
 from tests.fakes.triton import CONFIG, config_with, infer_response
 from tests.pipeline.conftest import FAILED, STOPPING
 from tests.support import SCENE, eventually, in_cycles
-from tests.world import Gate, World
+from tests.world import OPTIONS, Gate, World
 
-OPTIONS = DetectOptions(None, 0.5, None, 10)
 IMAGE = "/scene.bmp"
 TABLE = np.array([[0, 0, 8, 8, 0.75, 1], [2, 2, 6, 6, 0.5, 0]], np.float32)
 STAGES = ["model", "queue", "decode", "batch", "infer", "post"]

