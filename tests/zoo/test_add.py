@@ -39,12 +39,8 @@ from tests.zoo.hostile import add_hostile, hostile, mutated
 NAMES = {0: "door", 1: "window", 2: "gate"}
 
 
-def tensors_of(head: str) -> dict[str, Any]:
-    return head_tensors(head, WIDE if head in {"yolo", "yolov5", "end_to_end"} else (1, 1))
-
-
 def network(head: str = "yolo", tensors: dict[str, Any] | None = None, **options: Any) -> onnx.ModelProto:  # noqa: ANN401
-    return exported(tensors or tensors_of(head), WIDE, **{"names": NAMES, **options})
+    return exported(tensors or head_tensors(head), WIDE, **{"names": NAMES, **options})
 
 
 @pytest.mark.parametrize(
@@ -113,7 +109,7 @@ def test_name_and_labels_are_found_beside_the_file(repository: Repository) -> No
 
 def test_same_name_makes_the_next_version(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     added(network(), repository)
-    heads = tensors_of("yolo")
+    heads = head_tensors("yolo")
     heads["output0"][:, :100] = 0  # finds less
     added(network(tensors=heads), repository, licence="")
 
@@ -163,11 +159,11 @@ def test_versions_are_chosen_and_removed(repository: Repository) -> None:
         (None, {}, "there is no file"),
         (network().SerializeToString()[:-1000], {}, "is not a complete ONNX network"),
         (network(names=""), {}, "does not name 3 classes: say --labels a,b,c or --labels names.txt"),
-        (network(tensors={"output0": tensors_of("yolo")["output0"] * 5}), {}, "its scores are not between 0 and 1"),
+        (network(tensors={"output0": head_tensors("yolo")["output0"] * 5}), {}, "its scores are not between 0 and 1"),
         (network("rtdetr"), {"head": "rtdetr", "multi_label": "true"}, "multi_label is for the heads yolo, yolov5, yolox"),
         (network("dfine", names=""), {"labels": "door,window"}, "it found class 2, but there are 2 labels, from 0"),
         (
-            network(tensors={"output": tensors_of("yolov5")["output"][:672]}),  # decoded twice, its boxes overflow
+            network(tensors={"output": head_tensors("yolov5")["output"][:672]}),  # decoded twice, its boxes overflow
             {"head": "yolox"},
             r"boxes far outside of the image; is its head yolox, and was it exported with its sigmoid\?",
         ),

@@ -27,15 +27,14 @@ from app.zoo.repository import NETWORK, Repository
 from tests.conftest import fetched
 from tests.support import IMAGES, SHARED
 from tests.zoo.adding import new_repository  # noqa: F401 - a fixture
-from tests.zoo.exported import head_tensors, parse
+from tests.zoo.exported import WIDE, head_tensors, parse
 
-SIZE = (256, 128)
 TEXT, FACES = ("ocr_detection", "ocr_direction", "ocr_recognition"), ("faces_detection", "faces_description")
 
 
 def network(weight: float = 0.25, width: int = 8) -> onnx.ModelProto:
     """Make a network with convolutions by a weight and by its reciprocal; it finds the same in every image."""
-    model = parse(f"""network (float[batch, 3, {SIZE[1]}, {SIZE[0]}] images) => (float[batch, 7, 672] output0) {{
+    model = parse(f"""network (float[batch, 3, {WIDE[1]}, {WIDE[0]}] images) => (float[batch, 7, 672] output0) {{
         hidden = Conv (images, weights)
         seen = Conv (hidden, reciprocals)
         mean = ReduceMean <axes = [1, 2, 3], keepdims = 1> (seen)
@@ -49,7 +48,7 @@ def network(weight: float = 0.25, width: int = 8) -> onnx.ModelProto:
         "reciprocals": np.full((3, width, 1, 1), 1 / weight, np.float32),
         "axes": np.array([2, 3]),
         "others": np.array([2]),
-        "head": head_tensors("yolo", SIZE)["output0"][None].astype(np.float32),
+        "head": head_tensors("yolo")["output0"][None].astype(np.float32),
     }
     model.graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in tensors.items())
     return model

@@ -27,7 +27,7 @@ from app.zoo.recipe import (
 )
 from app.zoo.recognize import Options, recognize
 from tests.support import IMAGES, SHARED
-from tests.zoo.exported import FEATURES, WIDE, exported, feature_tensors, head_tensors, parse
+from tests.zoo.exported import FEATURES, IN_PIXELS, WIDE, exported, feature_tensors, head_tensors, parse
 
 MAX_PAIRS = 30_000
 
@@ -126,7 +126,6 @@ ANCHORS = 1344
 """32 x 32 + 16 x 16 + 8 x 8 cells."""
 YOLO = DetectionRecipe(size=(SQUARE, SQUARE), channels="RGB", scale=255.0, head="yolo", iou=0.5)
 AP = {"floor": 0.001, "multi_label": True}
-IN_PIXELS = ("yolo", "yolov5", "end_to_end")
 COLUMNS = ("num_dets", "det_boxes", "det_scores", "det_classes")
 
 
