@@ -26,7 +26,7 @@ from app.pipeline.pipeline import Pipeline
 from app.settings.schema import Settings
 from tests.fakes import models
 from tests.fakes.triton import SPEC, FakeTriton, infer_response
-from tests.faults.fleet import Fleet, running_fleet
+from tests.faults.fleet import running_fleet
 from tests.processes import wait_for
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import METRICS, captured_log, eventually, free_port, started
@@ -243,22 +243,16 @@ def objects(address: str) -> int:
             return 0
 
 
-def answering(fleet: Fleet, port: int | None) -> psutil.Process:
-    (worker,) = (
-        worker
-        for worker in fleet.workers()
-        if any(one.laddr.port == port and one.status == psutil.CONN_LISTEN for one in worker.net_connections("tcp"))
-    )
-    return worker
-
-
 @pytest.mark.system
 def test_another_worker_of_serve_answers_when_one_is_killed(tmp_path: Path, address: str) -> None:
+    port = urlsplit(address).port
     models.write(tmp_path / "all")
     (tmp_path / "models").mkdir()
     (tmp_path / "all" / "six_columns").rename(tmp_path / "models" / "six_columns")
     with running_fleet(tmp_path / "models", tmp_path, settings={"model": "six_columns", "frigate_zmq": address}) as fleet:
         for _ in range(2):
             wait_for(lambda: objects(address) == 1)
-            answering(fleet, urlsplit(address).port).kill()
+            listening = [(worker, one) for worker in fleet.workers() for one in worker.net_connections("tcp")]
+            (found,) = [worker for worker, one in listening if one.laddr.port == port and one.status == psutil.CONN_LISTEN]
+            found.kill()
         wait_for(lambda: objects(address) == 1)

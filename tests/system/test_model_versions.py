@@ -3,10 +3,8 @@
 import asyncio
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,15 +16,14 @@ import httpx
 import numpy as np
 import pytest
 
-from app.settings.schema import PREFIX
-from bench.harness.processes import environment_of
 from tests.fakes import models
 from tests.faults.exchange import NO_ANSWER, Connection, encode
 from tests.faults.fleet import running_fleet
 from tests.faults.meanwhile import meanwhile
 from tests.nginx import proxying
+from tests.processes import run_nereid
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import ROOT, SCENE
+from tests.support import SCENE
 from tests.zoo.exported import WIDE, exported
 
 VERSIONS = 6
@@ -42,11 +39,10 @@ class Service(NamedTuple):
     url: str
     folder: Path
     repository: Path
-    environment: dict[str, str]
+    settings: Mapping[str, object]
 
     def run(self, *arguments: object, status: int = 0) -> str:
-        command = [sys.executable, "-m", "app", *map(str, arguments)]
-        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
+        done = run_nereid(*arguments, **self.settings)
         assert done.returncode == status, done.stderr
         return done.stdout + done.stderr
 
@@ -118,8 +114,7 @@ def service(folder: Path, instances: int = 2, **more: object) -> Iterator[Servic
         proxying([f"unix:{socket}" for socket in fleet.sockets], fleet.folder / "run") as proxy,
     ):
         given = {"triton_home": folder / "triton", "model_repository": repository, **more}
-        environment = {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
-        yield Service(proxy.local_url, folder, repository, {**environment_of(ROOT), **environment})
+        yield Service(proxy.local_url, folder, repository, given)
 
 
 class Traffic:
