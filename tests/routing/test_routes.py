@@ -11,7 +11,6 @@ import pytest
 from app.resilience import last_valid, worker_table
 from app.resilience.worker_table import WorkerTable
 from app.routing import canary as canary_module
-from app.routing import routes as module
 from app.routing import routes as routes_module
 from app.routing.canary import CanaryWatch
 from app.routing.route import Canary, Route, Shadow
@@ -105,7 +104,7 @@ def test_writers_lose_no_change_of_each_other_and_readers_see_whole_files(path: 
 
     def read() -> None:
         while not are_done.is_set():
-            seen.add(len(module.load(path)))
+            seen.add(len(routes_module.load(path)))
 
     reader = threading.Thread(target=read)
     writers = [threading.Thread(target=write, args=(Routes(path), worker)) for worker in range(4)]
@@ -130,7 +129,7 @@ def test_file_behind_a_link_is_written_with_its_mode_whatever_a_killed_writer_ha
     Routes(path).put("detector", SIMPLE)
 
     assert path.is_symlink()
-    assert module.load(real) == {"detector": SIMPLE, "v1.doors": Route("doors")}
+    assert routes_module.load(real) == {"detector": SIMPLE, "v1.doors": Route("doors")}
     assert real.stat().st_mode & 0o777 == 0o640
     assert {each.name for each in path.parent.iterdir()} == {path.name, real.name}
 

@@ -7,8 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
 
@@ -23,6 +23,7 @@ from tests.fakes.triton import FakeTriton
 from tests.fakes.triton import serving as serving_fake
 from tests.faults.exchange import ask, encode
 from tests.faults.fleet import Fleet, running_fleet
+from tests.faults.serving import apart
 from tests.processes import has_ended, wait_for, wait_until_gone
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import REPOSITORY, ROOT, SCENE, free_port, sample_image
@@ -159,21 +160,6 @@ def test_other_commands_find_triton_by_its_home(fleet: Fleet) -> None:
     assert (severities["triton"], severities["shared_memory"]) == ("ok", "ok")
 
 
-@asynccontextmanager
-async def two_instances(folder: Path) -> AsyncIterator[tuple[FakeTriton, Fleet]]:
-    """Run two instances that may have one request at a time, on a Triton of the test's own."""
-    fake = FakeTriton().find_nothing()
-    async with serving_fake(fake):
-        settings = {"triton_endpoints": fake.url, "model": "tiny", "max_requests": 1, "timeout_seconds": 60}
-        context = running_fleet(REPOSITORY, folder, settings=settings)
-        fleet = await asyncio.to_thread(context.__enter__)  # the instances ask that Triton, which runs in this event loop
-        try:
-            yield fake, fleet
-        finally:
-            fake.may_answer.set()
-            await asyncio.to_thread(context.__exit__, None, None, None)
-
-
 async def is_full(url: str) -> bool:
     """Return whether an instance rejects a request because of others; instances learn of each other within a second."""
     for _ in range(20):
@@ -185,7 +171,11 @@ async def is_full(url: str) -> bool:
 
 
 async def test_instances_are_one_service(tmp_path: Path) -> None:
-    async with two_instances(tmp_path) as (fake, fleet):
+    fake, settings = FakeTriton().find_nothing(), {"model": "tiny", "max_requests": 1, "timeout_seconds": 60}
+    async with (
+        serving_fake(fake),
+        apart(running_fleet(REPOSITORY, tmp_path, settings={**settings, "triton_endpoints": fake.url})) as fleet,
+    ):
         first, second = (f"unix:{socket}" for socket in fleet.sockets)
         fake.may_answer.clear()
         request = asyncio.create_task(ask(first, encode(SCENE)))

@@ -94,7 +94,6 @@ ENDING = {"search_time_ms", "total_time_ms", "request_id"}
 
 @pytest.fixture(scope="module")
 async def found(gateway: httpx.AsyncClient) -> httpx.AsyncClient:
-    """A gateway with three images."""
     await index(gateway, "both", BOTH, ["Main Street 5", "EXIT"], camera=1)
     await index(gateway, "swapped", SWAPPED, ["北京 railway station"], camera=2)
     await index(gateway, "red", RED, camera=2, tags=["a", "b"])
