@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -263,14 +264,10 @@ async def test_canary_is_withdrawn_in_memory_while_the_file_cannot_be_written(
     workers: list[Worker], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts survive the worker that made them, and the decision the one that took it."""
-
-    def fail(*_: object) -> None:
-        raise OSError("Read-only file system")
-
     log = captured_log(monkeypatch, canary_module)
     workers[0].note(30, 30)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routes_module, "_replace", fail)
+        patch.setattr(routes_module, "_replace", Mock(side_effect=OSError("Read-only file system")))
         workers.pop(0).table.close()
         await refresh(workers)
         workers.append(Worker(path))

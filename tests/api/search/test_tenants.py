@@ -80,9 +80,6 @@ class Tenant:
     async def ask(self, method: str, path: str, **given: Any) -> httpx.Response:  # noqa: ANN401 - as httpx
         return await self._gateway.request(method, path, headers=key(self.name), **given)
 
-    async def get(self, path: str) -> Any:  # noqa: ANN401 - JSON
-        return json(await self.ask("GET", path))
-
     async def fill(self, folder: Path) -> None:
         """Add pictures, some with ids and all with contents that the other tenant has, too; and all that is made of them."""
         images = ["same-0", "same-1", *(f"{'one' if self.name == 'north' else 'two'}-{number}" for number in range(3))]
@@ -94,7 +91,7 @@ class Tenant:
         job = json(await self.ask("POST", "/ingest/directory", params={"directory": str(folder)}), 201)
         found = json(await self.ask("POST", "/faces/search?min_score=0&top_k=200", files={"image": scene("PNG")}))
         self.ids = {"image_id": images, "job_id": [job["job_id"]], "face_id": [face["face_id"] for face in found["results"]]}
-        self.ids["group_id"] = [one["group_id"] for one in (await self.get("/query/duplicates"))["groups"]]
+        self.ids["group_id"] = [one["group_id"] for one in json(await self.ask("GET", "/query/duplicates"))["groups"]]
         assert all(self.ids.values())
 
     async def everything(self) -> Any:  # noqa: ANN401 - JSON
