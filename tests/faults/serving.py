@@ -5,10 +5,10 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -19,6 +19,8 @@ from bench.harness.processes import running
 from bench.harness.triton import Triton
 from tests.processes import PATIENCE_SECONDS, wait_for, wait_for_search
 from tests.support import REPOSITORY
+
+T = TypeVar("T")
 
 WORKERS = 2
 
@@ -95,14 +97,17 @@ def serving(
 
 
 @asynccontextmanager
-async def serving_apart(triton: Triton | None, folder: Path, **others: Any) -> AsyncIterator[Gateway]:  # noqa: ANN401
-    """Run a gateway whose way to Triton leads through this event loop, which goes on while it starts and ends."""
-    context = serving(triton, folder, **others)
-    gateway = await asyncio.to_thread(context.__enter__)
+async def apart(context: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enter and leave a context in a thread: this event loop, through which a way to Triton leads, goes on meanwhile."""
+    entered = await asyncio.to_thread(context.__enter__)
     try:
-        yield gateway
+        yield entered
     finally:
         await asyncio.to_thread(context.__exit__, None, None, None)
+
+
+def serving_apart(triton: Triton | None, folder: Path, **others: Any) -> AbstractAsyncContextManager[Gateway]:  # noqa: ANN401
+    return apart(serving(triton, folder, **others))
 
 
 @asynccontextmanager

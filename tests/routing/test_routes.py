@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -11,7 +12,6 @@ import pytest
 from app.resilience import last_valid, worker_table
 from app.resilience.worker_table import WorkerTable
 from app.routing import canary as canary_module
-from app.routing import routes as module
 from app.routing import routes as routes_module
 from app.routing.canary import CanaryWatch
 from app.routing.route import Canary, Route, Shadow
@@ -105,7 +105,7 @@ def test_writers_lose_no_change_of_each_other_and_readers_see_whole_files(path: 
 
     def read() -> None:
         while not are_done.is_set():
-            seen.add(len(module.load(path)))
+            seen.add(len(routes_module.load(path)))
 
     reader = threading.Thread(target=read)
     writers = [threading.Thread(target=write, args=(Routes(path), worker)) for worker in range(4)]
@@ -130,7 +130,7 @@ def test_file_behind_a_link_is_written_with_its_mode_whatever_a_killed_writer_ha
     Routes(path).put("detector", SIMPLE)
 
     assert path.is_symlink()
-    assert module.load(real) == {"detector": SIMPLE, "v1.doors": Route("doors")}
+    assert routes_module.load(real) == {"detector": SIMPLE, "v1.doors": Route("doors")}
     assert real.stat().st_mode & 0o777 == 0o640
     assert {each.name for each in path.parent.iterdir()} == {path.name, real.name}
 
@@ -264,14 +264,10 @@ async def test_canary_is_withdrawn_in_memory_while_the_file_cannot_be_written(
     workers: list[Worker], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts survive the worker that made them, and the decision the one that took it."""
-
-    def fail(*_: object) -> None:
-        raise OSError("Read-only file system")
-
     log = captured_log(monkeypatch, canary_module)
     workers[0].note(30, 30)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routes_module, "_replace", fail)
+        patch.setattr(routes_module, "_replace", Mock(side_effect=OSError("Read-only file system")))
         workers.pop(0).table.close()
         await refresh(workers)
         workers.append(Worker(path))

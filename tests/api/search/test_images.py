@@ -8,7 +8,6 @@ import httpx
 import pytest
 from blake3 import blake3
 
-from app.search.postgres.engine import PostgresEngine
 from tests.api.search.conftest import index, picture
 from tests.fakes.models import scene
 from tests.support import SCENE, json
@@ -94,11 +93,10 @@ ENDING = {"search_time_ms", "total_time_ms", "request_id"}
 
 
 @pytest.fixture(scope="module")
-async def found(gateway: httpx.AsyncClient, engine: PostgresEngine) -> httpx.AsyncClient:
-    """A gateway with three images."""
-    await index(engine, gateway, "both", BOTH, ["Main Street 5", "EXIT"], camera=1)
-    await index(engine, gateway, "swapped", SWAPPED, ["北京 railway station"], camera=2)
-    await index(engine, gateway, "red", RED, camera=2, tags=["a", "b"])
+async def found(gateway: httpx.AsyncClient) -> httpx.AsyncClient:
+    await index(gateway, "both", BOTH, ["Main Street 5", "EXIT"], camera=1)
+    await index(gateway, "swapped", SWAPPED, ["北京 railway station"], camera=2)
+    await index(gateway, "red", RED, camera=2, tags=["a", "b"])
     return gateway
 
 
