@@ -24,9 +24,9 @@ from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.arguments import declare
 from app.cache import memory as cache_memory
-from app.embedded import detect
+from app.embedded import detect, gpu
 from app.embedded.defaults import require_not_default
-from app.embedded.folder import TritonFolder, runs_elsewhere
+from app.embedded.folder import TritonFolder, gpu_of, runs_elsewhere
 from app.embedded.install import install
 from app.embedded.postgres.backup import backup, restore
 from app.embedded.postgres.server import embedded_database
@@ -45,6 +45,7 @@ from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import CLEARED, loadable_models
 from app.zoo import registry
+from app.zoo.configs import runs_half
 from app.zoo.listing import describe_models, name_user
 from app.zoo.recognize import Evaluation
 from app.zoo.repository import Repository, require_name
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     if getattr(options, "search", None) == "alone":
         os.environ[f"{PREFIX}PORT"] = os.environ.get(f"{PREFIX}PORT") or _SEARCH_PORT
-    for flag in ("port", "workers", "instances", "model", "triton", "search"):
+    for flag in ("port", "workers", "instances", "model", "triton", "search", "gpu"):
         if (value := getattr(options, flag, None)) is not None:
             os.environ[PREFIX + {"triton": "TRITON_ENDPOINTS"}.get(flag, flag.upper())] = str(value)
     try:
@@ -184,8 +185,17 @@ def _embedded_triton(settings: Settings) -> Iterator["EmbeddedTriton"]:
     triton = EmbeddedTriton(settings)
     try:
         triton.claim()  # before the installation, which takes minutes
-        _prepare(settings)
-        triton.start()
+        triton.gpu = gpu.choose(settings)
+        _prepare(settings, for_gpu=bool(triton.gpu))
+        try:
+            triton.start()
+        except CommandError as error:
+            if not triton.gpu:
+                raise
+            say(f"models do not run on {triton.gpu}: {error}; trying the CPU")
+            triton.gpu = ""
+            install(Path(settings.triton_home))
+            triton.start()
         yield triton
     finally:
         ignore_signals()
@@ -249,8 +259,8 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def _is_production(settings: Settings, options: argparse.Namespace) -> bool:
-    """Return whether models are made in FP16, too: a Triton elsewhere has a GPU, the embedded one has none."""
-    return options.production or bool(settings.triton_endpoints)
+    """Return whether models are made in FP16, too, for a GPU: a Triton elsewhere has one."""
+    return options.production or bool(settings.triton_endpoints) or bool(gpu_of(settings)) or settings.gpu == "on"
 
 
 def _models(settings: Settings, _: argparse.Namespace) -> None:
@@ -359,7 +369,7 @@ def _settings(_: Settings, __: argparse.Namespace) -> None:
     print(table.render())
 
 
-def _prepare(settings: Settings) -> None:
+def _prepare(settings: Settings, *, for_gpu: bool) -> None:
     repository = Path(settings.model_repository)
     try:
         is_pulled = settings.model in loadable_models(repository)
@@ -371,14 +381,22 @@ def _prepare(settings: Settings) -> None:
         Repository(repository).write_configs()
     except CommandError as error:
         say(f"warning: {error}")
-    install(Path(settings.triton_home))
-    if not is_pulled:
-        _pull_apart(settings)
+    install(Path(settings.triton_home), for_gpu=for_gpu)
+    if not is_pulled or (for_gpu and _lacks_half(settings)):
+        _pull_apart(settings, *(["--production"] if for_gpu else []))
 
 
-def _pull_apart(settings: Settings) -> None:
+def _lacks_half(settings: Settings) -> bool:
+    """Return whether the default model is a published one without its graph in FP16, which was pulled before there was a GPU."""
+    model = Repository(Path(settings.model_repository)).load(settings.model)
+    if model is None or model.pixel_model or len(model.versions) > 1 or settings.model not in registry.load():
+        return False
+    return not runs_half(Path(settings.model_repository, settings.model), model)
+
+
+def _pull_apart(settings: Settings, *options: str) -> None:
     """Pull the default model in a process of its own, so that this one does not keep the memory of the libraries."""
-    command = program.command("app", "pull", "--", settings.model)
+    command = program.command("app", "pull", *options, "--", settings.model)
     if subprocess.run(command, env=program.environment(), check=False).returncode:  # noqa: S603
         raise CommandError(f"{settings.model} was not pulled")
 

@@ -21,7 +21,7 @@ from app.api.dependencies import Deployment, LimitsInForce
 from app.cache import memory as cache_memory
 from app.cache.fingerprints import Fingerprints
 from app.cache.store import Store
-from app.embedded.folder import TritonFolder
+from app.embedded.folder import TritonFolder, gpu_of
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.host.processes import SEARCH_SOCKET, is_beside
@@ -212,7 +212,14 @@ def _add_options(
 def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, target: Target) -> TritonBackend:
     if not settings.triton_endpoints:
         TritonFolder(settings).check()  # systemd removes it when its user logs out; then another user may make it
-    client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
+    client = TritonClient(
+        target.address,
+        settings.control_key_path,
+        credentials=tls,
+        host=target.host,
+        ips=target.ips,
+        has_gpu=lambda: bool(gpu_of(settings)),
+    )
     return TritonBackend(client, table)
 
 
@@ -265,6 +272,7 @@ def deployment_of(settings: Settings) -> Deployment:
         settings.search == "alone",
         is_beside(settings.search),
         settings.search_thumbnails,
+        None if settings.triton_endpoints else partial(gpu_of, settings),
     )
 
 

@@ -1,6 +1,6 @@
 """Dependencies that are injected into handlers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -52,6 +52,8 @@ class Deployment(NamedTuple):
     is_beside: bool = False
     """Whether workers alone ask this process, by a private socket, and pass requests of search on to it."""
     keeps_thumbnails: bool = False
+    read_embedded_gpu: Callable[[], str] | None = None
+    """Returns the name of the GPU that the embedded Triton uses, empty for the CPU; None with a Triton elsewhere."""
 
 
 class SearchState(Protocol):

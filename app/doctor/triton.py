@@ -8,7 +8,8 @@ from typing import NamedTuple
 from app.doctor import inference, model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
-from app.embedded.folder import TritonFolder
+from app.embedded import gpu
+from app.embedded.folder import TritonFolder, gpu_of
 from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError
 from app.host import ports
@@ -57,13 +58,21 @@ async def examine(target: Target, settings: Settings) -> Examination:
     except CommandError as error:
         text, _, fix = str(error).partition("; ")
         return Examination([failure("triton", text, fix), *model.check_file(settings)], is_here)
-    client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
+    client = TritonClient(
+        target.address,
+        settings.control_key_path,
+        credentials=tls,
+        host=target.host,
+        ips=target.ips,
+        has_gpu=lambda: bool(gpu_of(settings)),
+    )
     try:
         server = await client.read_server()
         findings = [
             ok("triton", f"Triton {server.version} answers at {target.address}"),
             _check_version(server, settings),
             *_check_extensions(server),
+            *([] if settings.triton_endpoints else [_check_gpu(settings)]),
         ]
         maps_memory, memory = await _check_shared_memory(client, settings, is_here=is_here)
         states, models = await _check_models(client, settings)
@@ -83,6 +92,19 @@ async def examine(target: Target, settings: Settings) -> Examination:
 def is_on_this_machine(address: str) -> bool:
     """Return whether a Triton's address is on this machine."""
     return address.startswith("unix:") or ports.is_this_machine(address.removeprefix(DNS_PREFIX).rpartition(":")[0].strip("[]"))
+
+
+def _check_gpu(settings: Settings) -> Finding:
+    """Check on what the embedded Triton runs the models."""
+    if name := gpu_of(settings):
+        return ok("gpu", f"models run on {name}, by CUDAExecutionProvider")
+    try:
+        there = "" if settings.gpu == "off" else gpu.find()
+    except CommandError as error:
+        return ok("gpu", f"models run on the CPU, by CPUExecutionProvider: {error}")
+    if not there:
+        return ok("gpu", f"models run on the CPU, by CPUExecutionProvider, as {PREFIX}GPU=off says")
+    return warning("gpu", f"models run on the CPU, although there is {there}", "start `serve` again with --gpu")
 
 
 def _unreachable(address: str, settings: Settings, error: GatewayError) -> Finding:

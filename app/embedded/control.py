@@ -85,7 +85,7 @@ def read_usage(settings: Settings) -> dict[str, str]:
     with suppress(GatewayError):
         for model, milliseconds in BlockingClient(f"unix:{folder.socket}").read_speeds().items():
             texts[model] = f"{texts.get(model, '')}, {milliseconds:.1f} ms a batch"
-    return texts
+    return {model: f"{text} on {folder.gpu or 'the CPU'}" for model, text in texts.items()}
 
 
 def read_spec(settings: Settings, model: str) -> ModelSpec | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from app.embedded.install import CPU, GPU
 from app.host.program import CommandError
 from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
 from app.telemetry.logging import say
@@ -22,6 +23,7 @@ from app.triton.repository import identify, loadable_models
 _CLAIM_ATTEMPTS = 150
 _POLL_SECONDS = 0.1
 _LOADED = "loaded"
+_GPU = "gpu"
 _HOMES = {"Triton": "TRITON_HOME", "PostgreSQL": "DATABASE_HOME"}
 
 
@@ -130,16 +132,28 @@ class TritonFolder(PrivateFolder):
         self.socket = self.path / TRITON_SOCKET
         self._repository = Path(settings.model_repository).resolve()
 
-    def fill(self) -> None:
-        """Make links `server` and `python`, and one in `models` for each loadable model; remove what was there; raise OSError."""
+    def fill(self, gpu: str = "") -> None:
+        """Make links `server` and `python`, and one in `models` for each loadable model; remove what was there; raise OSError.
+
+        With the name of a GPU, `python` is the environment for it.
+        """
         self.clear()
-        for name in ("server", "python"):
-            (self.path / name).symlink_to(self._home / name)
+        (self.path / _GPU).write_text(gpu, encoding="utf-8")
+        (self.path / "server").symlink_to(self._home / "server")
+        (self.path / "python").symlink_to(self._home / (GPU if gpu else CPU))
         models = self.path / "models"
         models.mkdir()
         for name in loadable_models(self._repository):  # Triton loads all models that it finds; those not pulled would fail
             (models / name).symlink_to(self._repository / name)
             self.note_loaded(name, identify(self._repository / name))
+
+    @property
+    def gpu(self) -> str:
+        """The name of the GPU on which the running Triton runs the models; empty for the CPU, or if none runs."""
+        try:
+            return (self.path / _GPU).read_text(encoding="utf-8")
+        except OSError:
+            return ""
 
     def note_loaded(self, model: str, identity: str) -> None:
         """Record what `identify` returned before Triton loaded a model; raise OSError if that is not possible."""
@@ -153,6 +167,11 @@ class TritonFolder(PrivateFolder):
             return (self.path / _LOADED / model).read_text(encoding="ascii") == identity
         except OSError:
             return False
+
+
+def gpu_of(settings: Settings) -> str:
+    """Return the name of the GPU on which the embedded Triton runs its models; empty for the CPU, or with a Triton elsewhere."""
+    return "" if settings.triton_endpoints else TritonFolder(settings).gpu
 
 
 def runs_elsewhere(folder: PrivateFolder) -> bool:

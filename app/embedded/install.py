@@ -19,18 +19,22 @@ from app.telemetry.logging import say
 
 WHEEL = "nvidia-pytriton==0.7.0"
 WHEEL_SHA256 = "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df"
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+CPU, GPU = "python", "python-gpu"
+"""Folders of the environments in which models run."""
+REQUIREMENTS = {CPU: Path(__file__).with_name("requirements.txt"), GPU: Path(__file__).with_name("requirements_gpu.txt")}
+DOWNLOAD = "1.6 GB"
+"""Size of the wheels of the environment for a GPU: ONNX Runtime and CUDA's libraries."""
 
 _LIBPYTHON = "libpython{}.so.1.0"
 
 
-def install(home: Path) -> None:
-    """Install the server and the environment of its Python backend in `home`, once for all processes, or raise CommandError."""
+def install(home: Path, *, for_gpu: bool = False) -> None:
+    """Install the server and an environment of its Python backend in `home`, once for all processes, or raise CommandError."""
     libpython_folder()
-    server, python = home / "server", home / "python"
+    server, python = home / "server", home / (GPU if for_gpu else CPU)
     version = _python().version
     server_tag = f"{WHEEL_SHA256} {version}"
-    python_tag = f"{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()} {version}"
+    python_tag = tag_of(python)
     if is_complete(server, server_tag) and is_complete(python, python_tag):
         return
     with lock(home):
@@ -42,9 +46,19 @@ def install(home: Path) -> None:
                 verify_sha256(wheel, WHEEL_SHA256)
                 _unpack(wheel, folder)
         if not is_complete(python, python_tag):
-            say("creating the environment of Triton's Python backend")
+            say(f"creating the environment of Triton's Python backend{f' for a GPU, {DOWNLOAD}' if for_gpu else ''}")
             with building(python, python_tag) as folder:
-                make_environment(folder, REQUIREMENTS, _python().path)
+                make_environment(folder, REQUIREMENTS[python.name], _python().path)
+
+
+def has_gpu_environment(home: Path) -> bool:
+    """Return whether the environment for a GPU is installed in `home`."""
+    return is_complete(home / GPU, tag_of(home / GPU))
+
+
+def tag_of(environment: Path) -> str:
+    """Return the tag of a complete environment: its requirements and the version of Python."""
+    return f"{hashlib.sha256(REQUIREMENTS[environment.name].read_bytes()).hexdigest()} {_python().version}"
 
 
 def _unpack(wheel: Path, folder: Path) -> None:

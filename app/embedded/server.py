@@ -65,6 +65,8 @@ class EmbeddedTriton:
         self.log = self._log.path
         self._process: subprocess.Popen[bytes] | None = None
         self._client = BlockingClient(f"unix:{self._folder.socket}")
+        self.gpu = ""
+        """The name of the GPU on which it runs models; empty for the CPU. The environment for it must be installed."""
 
     def claim(self) -> None:
         """Reserve the folder of the socket until `stop`; raise CommandError if it, or a TCP port in the settings, is in use."""
@@ -99,7 +101,7 @@ class EmbeddedTriton:
             with self._folder.unclaimed_on_error():
                 self.claim()
                 self._sweep()
-                self._folder.fill()
+                self._folder.fill(self.gpu)
                 with self._log.open() as log:
                     self._process = subprocess.Popen(  # noqa: S603 - our own command line
                         command(self._settings, self._folder.path),

@@ -1,7 +1,7 @@
 """Liveness, readiness and a health report."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal, TypeVar, cast
 
@@ -48,7 +48,7 @@ class ServerHealth(msgspec.Struct, frozen=True):
 
 
 class GpuDevice(msgspec.Struct, frozen=True):
-    """A GPU that Triton sees; unreported values are null."""
+    """A GPU: its id if Triton sees it, or else its name; unreported values are null."""
 
     id: str
     utilization: float | None
@@ -57,9 +57,11 @@ class GpuDevice(msgspec.Struct, frozen=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True):
-    """Whether the default model runs on a GPU, and all GPUs that Triton sees."""
+    """Whether the default model runs on a GPU, and all GPUs that Triton sees, or that the embedded Triton uses."""
 
     in_use: bool
+    provider: Literal["CUDAExecutionProvider", "CPUExecutionProvider"] | None
+    """With which ONNX Runtime runs the models of the embedded Triton; null with a Triton elsewhere."""
     devices: list[GpuDevice]
 
 
@@ -200,7 +202,7 @@ async def health(request: AnyRequest, worker: Worker, triton_client: WorkerTrito
         detail=context.log_fields.get("detail"),
         tritons=servers,
         model=pipeline.default_model,
-        gpu=GpuHealth(spec is not None and spec.device == "gpu", [_describe(gpu) for gpu in gpus]),
+        gpu=_describe_gpus(spec, gpus, worker.deployment.read_embedded_gpu),
         memory={"workers_mb": workers_mb},
         performance={"memory_mb": round(sum(workers_mb), 1), "optimizations": _optimizations()},
         limits=msgspec.structs.replace(worker.deployment.limits, requests=pipeline.admission.limits()),
@@ -226,6 +228,14 @@ def _withdrawn(router: Router | None) -> dict[str, str] | msgspec.UnsetType:
     if router is None:
         return msgspec.UNSET
     return {name: reason for name, route in router.routes.known.items() if (reason := router.canaries.withdrawn(name, route))}
+
+
+def _describe_gpus(spec: ModelSpec | None, gpus: list[Gpu], read_embedded_gpu: Callable[[], str] | None) -> GpuHealth:
+    provider: Literal["CUDAExecutionProvider", "CPUExecutionProvider"] | None = None
+    if read_embedded_gpu is not None:
+        name = read_embedded_gpu()
+        gpus, provider = ([Gpu(name)], "CUDAExecutionProvider") if name else ([], "CPUExecutionProvider")
+    return GpuHealth(spec is not None and spec.device == "gpu", provider, [_describe(gpu) for gpu in gpus])
 
 
 def _describe(gpu: Gpu) -> GpuDevice:
