@@ -76,7 +76,7 @@ def test_models_run_on_the_gpu_in_fp16_or_else_on_the_cpu_for_a_reason(
     tmp_path: Path, stand_in: str, said: str, device: str
 ) -> None:
     environment, repository = machine(tmp_path, stand_in), tmp_path / "repository"
-    added = [sys.executable, "-m", "app", "add", export(1, tmp_path), "--name", "doors", "--out", repository]
+    added = [sys.executable, "-m", "app", "add", str(export(1, tmp_path)), "--name", "doors", "--out", str(repository)]
     subprocess.run(added, cwd=ROOT, check=True)
     (repository / "doors" / "1" / "model_fp16.onnx").write_bytes((repository / "doors" / "1" / "model.onnx").read_bytes())
     settings = {"model": "doors", "triton_home": tmp_path / "home"}
@@ -126,8 +126,19 @@ def test_download_for_a_gpu_needs_a_yes_on_the_terminal(tmp_path: Path, answer: 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
 def test_locked_environment_for_a_gpu_can_be_installed(python: str, tmp_path: Path) -> None:
     """A dry run: that the package index has all wheels."""
-    options = ["--dry-run", "--require-hashes", "--only-binary", ":all:", "--python-version", python, "--target", tmp_path / "none"]
-    done = subprocess.run(["uv", "pip", "install", *options, "-r", REQUIREMENTS[GPU]], capture_output=True, text=True, check=False)
+    options = [
+        "--dry-run",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+        "--python-version",
+        python,
+        "--target",
+        str(tmp_path / "none"),
+    ]
+    done = subprocess.run(
+        ["uv", "pip", "install", *options, "-r", str(REQUIREMENTS[GPU])], capture_output=True, text=True, check=False
+    )
 
     assert "onnxruntime-gpu==" in done.stderr, done.stderr
     assert "nvidia-cudnn-cu13==" in done.stderr
