@@ -26,6 +26,23 @@ Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 """A whole response, or what writes it."""
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Answers, and logs nothing."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet
+
+    def answer(self, body: bytes = b"", status: int = 200, content_type: str = "") -> None:
+        self.send_response(status)
+        if content_type:
+            self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve with a handler until the block ends; yields the URL."""
@@ -45,16 +62,11 @@ def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = 
 def answering(body: bytes, status: int = 200, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Answer GET of every path with the same body; yields the URL."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answering(Handler):
         def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(body, status)
 
-        def log_message(self, *_: object) -> None: ...
-
-    with serving(Handler, tls) as url:
+    with serving(Answering, tls) as url:
         yield url
 
 

@@ -5,12 +5,14 @@ import threading
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.fakes.http import Handler
 
 
 class Receiver(ThreadingHTTPServer):
@@ -54,11 +56,10 @@ class Receiver(ThreadingHTTPServer):
         )
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: Receiver
-    protocol_version = "HTTP/1.1"
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         body = self.rfile.read(int(self.headers["Content-Length"]))
         request = (
             _from_json(body) if self.headers["Content-Type"] == "application/json" else ExportTraceServiceRequest.FromString(body)
@@ -66,12 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.may_answer.wait()
         self.server.paths.append(self.path)
         self.server.requests.append(request)
-        self.send_response(self.server.status)
-        self.send_header("Content-Type", self.headers["Content-Type"])
-        self.send_header("Content-Length", "0")  # which is how protobuf writes that everything was accepted
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None: ...
+        self.answer(b"", self.server.status, self.headers["Content-Type"])  # so protobuf writes that everything was accepted
 
 
 def _from_json(body: bytes) -> ExportTraceServiceRequest:
