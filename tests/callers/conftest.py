@@ -19,12 +19,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from app.settings.schema import DIALECTS
 from app.zoo import registry
-from bench.harness.ports import find_free
-from bench.harness.processes import running
-from bench.harness.triton import link_installation
 from tests.api.conftest import write_keys
 from tests.callers import client as table
 from tests.callers.client import pins
+from tests.faults.fleet import running_fleet
 from tests.processes import PATIENCE_SECONDS, one_process_at_a_time
 from tests.support import ROOT, sample_image
 
@@ -86,23 +84,10 @@ def serving(folder: Path, repository: Path, *others: Path, **settings: object) -
     shutil.copytree(repository / MODEL, folder / "models" / MODEL)
     for other in others:
         shutil.copytree(other, folder / "models" / other.name)
-    (folder / "triton").mkdir()
-    link_installation(folder / "triton")
-    (port,) = find_free(1)
-    given = {
-        "port": port,
-        "workers": 1,
-        "dialects": ",".join(DIALECTS),
-        "model": MODEL,
-        "timeout_seconds": 20,  # the machine also runs the clients
-        "model_repository": folder / "models",
-        "triton_home": folder / "triton",
-        **settings,
-    }
-    environment = {f"NEREID_{name.upper()}": str(value) for name, value in given.items()}
-    command = [sys.executable, "-m", "app", "serve"]
-    with running(command, environment, port, "/readyz", folder / "serve.log", ready_seconds=PATIENCE_SECONDS) as server:
-        yield server.url
+    # Its timeout is that long because the machine also runs the clients.
+    given = {"dialects": ",".join(DIALECTS), "model": MODEL, "timeout_seconds": 20, **settings}
+    with running_fleet(folder / "models", folder, instances=0, settings=given) as fleet:
+        yield fleet.url
 
 
 @pytest.fixture(scope="session")
