@@ -1,11 +1,12 @@
 """Models whose answers tell what they were given, or are nonsense."""
 
 import random
-from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
+
+from tests.imaging.samples import encode
 
 SIDE = 64
 FAILING = 120, 0, 0
@@ -104,9 +105,7 @@ class Checksum(NamedTuple):
 
 def solid(red: int, green: int, blue: int) -> bytes:
     """Encode an image of one colour, which a decoder does not change."""
-    file = BytesIO()
-    Image.new("RGB", (SIDE, SIDE), (red, green, blue)).save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return encode(Image.new("RGB", (SIDE, SIDE), (red, green, blue)), "PNG", compress_level=1)
 
 
 def write(repository: Path) -> None:

@@ -185,10 +185,7 @@ def test_the_state_is_passed_on_if_it_can_be_a_header() -> None:
 
 @pytest.fixture
 def tables(open_table: OpenTable) -> list[WorkerTable]:
-    two = [open_table(), open_table()]
-    for table in two:
-        table.refresh()
-    return two
+    return [open_table(), open_table()]
 
 
 def samples(table: WorkerTable, instrument: Counter | Histogram | Gauge) -> dict[str, float]:
