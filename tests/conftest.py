@@ -297,13 +297,6 @@ async def database(postgres: Server) -> AsyncIterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session", params=["postgres16", "postgres"])
-def each_postgres(request: pytest.FixtureRequest) -> Server:
-    """The session's PostgreSQL of each version."""
-    server: Server = request.getfixturevalue(request.param)
-    return server
-
-
 @pytest.fixture(autouse=True, scope="session")
 def patient_clients_and_usual_priority() -> Iterator[None]:
     """Real time ends neither the start of a Triton nor a question to it, however busy the machine is, unless a test says so.

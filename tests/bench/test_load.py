@@ -24,7 +24,6 @@ from tests.bench.test_statistics import CAT
 from tests.fakes.http import response
 from tests.nginx import write_certificate
 
-FULL = "429 Too Many Requests"
 SAMPLE = Sample("chelsea", b"\xff\xd8image", frozenset({"cat"}))
 
 Reply = bytes | Callable[[int], Awaitable[bytes | None]] | None
@@ -135,7 +134,7 @@ async def test_requests_that_a_stall_delays_count_from_when_they_were_due() -> N
         (response(CAT, "200 OK", "Connection: close"), 6, {"200": 6}),
         (None, 2, {"error": 2}),
         (b"SSH-2.0\r\ncontent-length: 1\r\n\r\nx", 2, {"error": 2}),
-        (response(b'{"code":"gateway_full"}', FULL), 3, {"429": 3}),
+        (response(b'{"code":"gateway_full"}', "429 Too Many Requests"), 3, {"429": 3}),
     ],
     ids=["closed", "broken", "no HTTP", "rejected"],
 )

@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -80,10 +80,9 @@ class Script:
             host, port = listening.getsockname()[:2]
             self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._listening, self._answers = listening, iter(answers)
-        self._silent: list[socket.socket] = []
 
     def run(self) -> None:
-        with suppress(OSError):  # in the end
+        with ExitStack() as silent, suppress(OSError):  # in the end
             while True:
                 connection, _ = self._listening.accept()
                 asked = b""
@@ -94,12 +93,10 @@ class Script:
                 if isinstance(answer, int):
                     answer = f"HTTP/1.1 {answer} Whatever\r\nContent-Length: 0\r\n\r\n".encode()
                 if answer is None:
-                    self._silent.append(connection)
+                    silent.enter_context(connection)
                 else:
                     with connection:
                         connection.sendall(answer)
-        for connection in self._silent:
-            connection.close()
 
 
 @contextmanager
