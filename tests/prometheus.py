@@ -17,8 +17,6 @@ from tests.processes import require_program
 CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 """The project's configuration; its rules are in the same folder."""
 
-_ANSWER_SECONDS = 10.0
-
 
 class Prometheus(NamedTuple):
     url: str
@@ -38,7 +36,7 @@ class Prometheus(NamedTuple):
 
     def _get(self, path: str, **parameters: str | float) -> Any:  # noqa: ANN401 - depends on the path
         # Without certificates, which take longer to load than most queries.
-        response = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=_ANSWER_SECONDS, trust_env=False, verify=False)  # noqa: S501
+        response = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=10, trust_env=False, verify=False)  # noqa: S501
         answer = response.json()
         assert answer["status"] == "success", answer
         return answer["data"]

@@ -69,16 +69,14 @@ class Fleet(NamedTuple):
 
     def is_ready(self) -> bool:
         """Return whether every instance is ready; NGINX is not asked."""
-        return all(get_status(f"{self.url}/readyz", 5, socket) == 200 for socket in self._all_sockets())
+        sockets = [self.folder / "run" / f"nereid-{number + 1}.sock" for number in range(self.size)]
+        return all(get_status(f"{self.url}/readyz", 5, socket) == 200 for socket in sockets or [None])
 
     def says(self, text: str) -> int:
         return self.log.read_text(encoding="utf-8", errors="replace").count(text)
 
     def log_of(self, request_id: str) -> dict[str, Any]:
         return wait_for_line(self.log, request_id)
-
-    def _all_sockets(self) -> list[Path | None]:
-        return [self.folder / "run" / f"nereid-{number + 1}.sock" for number in range(self.size)] or [None]
 
     def _children(self, process: psutil.Process) -> list[psutil.Process]:
         try:

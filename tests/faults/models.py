@@ -1,6 +1,8 @@
 """Models whose answers tell what they were given, or are nonsense."""
 
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,11 +110,22 @@ def solid(red: int, green: int, blue: int) -> bytes:
     return encode(Image.new("RGB", (SIDE, SIDE), (red, green, blue)), "PNG", compress_level=1)
 
 
+@asynccontextmanager
+async def faulty(repository: Path, how: str) -> AsyncIterator[None]:
+    """Let the model `faulty` be so during a block: `hang`, `slow`, `fail` or `wrong`."""
+    file = repository / "faulty" / "1" / how
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
 def write(repository: Path) -> None:
     """Put the models into a repository.
 
     They are `checksum` and `faulty`, which does not answer while there is a file `faulty/1/hang`, takes three seconds with a file
-    `slow`, fails with a file `fail`, and finds nothing any more with a file `wrong`.
+    `slow`, fails with a file `fail`, and finds nothing any more with a file `wrong`; `faulty` makes them.
     """
     for name, code in (("checksum", _CHECKSUM), ("faulty", _FAULTY)):
         folder = repository / name / "1"
