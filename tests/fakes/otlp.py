@@ -72,14 +72,11 @@ class _Handler(Handler):
 
 def _from_json(body: bytes) -> ExportTraceServiceRequest:
     """Parse OTLP's JSON, in which ids are hexadecimal and not base64 as protobuf has them."""
-    text = re.sub(rb'("(?:traceId|spanId|parentSpanId)"\s*:\s*)"([0-9a-f]*)"', _to_base64, body)
+    ids = rb'(?P<name>"(?:traceId|spanId|parentSpanId)"\s*:\s*")(?P<id>[0-9a-f]*)'
+    text = re.sub(ids, lambda found: found["name"] + b64encode(bytes.fromhex(found["id"].decode())), body)
     request = ExportTraceServiceRequest()
     json_format.Parse(text, request, ignore_unknown_fields=True)
     return request
-
-
-def _to_base64(found: re.Match[bytes]) -> bytes:
-    return found[1] + b'"' + b64encode(bytes.fromhex(found[2].decode())) + b'"'
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:  # noqa: ANN401 - a span or a resource
