@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
-from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,6 +22,7 @@ from tests.api.conftest import write_keys
 from tests.callers import client as table
 from tests.callers.client import pins
 from tests.faults.fleet import running_fleet
+from tests.imaging.samples import encode
 from tests.processes import PATIENCE_SECONDS, one_process_at_a_time
 from tests.support import ROOT, sample_image
 
@@ -35,15 +35,10 @@ LINES = ["Nereid reads", "two lines 2026"]
 PORTRAIT = sample_image("astronaut.jpg")
 
 
-def _draw_page() -> bytes:
-    image = Image.new("RGB", (640, 240), "white")
-    for number, line in enumerate(LINES):
-        ImageDraw.Draw(image).text((40, 40 + 90 * number), line, "black", ImageFont.load_default(48))
-    image.save(file := BytesIO(), "PNG")
-    return file.getvalue()
-
-
-PAGE = _draw_page()
+_page = Image.new("RGB", (640, 240), "white")
+for _number, _line in enumerate(LINES):
+    ImageDraw.Draw(_page).text((40, 40 + 90 * _number), _line, "black", ImageFont.load_default(48))
+PAGE = encode(_page, "PNG")
 """Has these lines of text."""
 
 

@@ -290,10 +290,7 @@ def with_files(folder: Path) -> Settings:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.crt")
     authority.issue_cert(_HOST).private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
-    return {
-        "api_keys_file": folder / "keys.toml",
-        "triton_tls_folder": folder,
-    }
+    return {"api_keys_file": folder / "keys.toml", "triton_tls_folder": folder}
 
 
 @cause("the file of keys is empty, missing or wrong", *product(["keys.toml"], _SPOILT), settings=with_files)
