@@ -69,7 +69,7 @@ class Fleet(NamedTuple):
 
     def is_ready(self) -> bool:
         """Return whether every instance is ready; NGINX is not asked."""
-        sockets = [self.folder / "run" / f"nereid-{number + 1}.sock" for number in range(self.size)]
+        sockets: list[Path | None] = [self.folder / "run" / f"nereid-{number + 1}.sock" for number in range(self.size)]
         return all(get_status(f"{self.url}/readyz", 5, socket) == 200 for socket in sockets or [None])
 
     def says(self, text: str) -> int:

@@ -344,7 +344,7 @@ async def until_same(scene: Scene, row: Row, answers: Answers, lines: int, secon
         await asyncio.sleep(0.1)
 
 
-_, _TABLE = (ROOT / "docs" / "how-to" / "failures.md").read_text(encoding="utf-8").split("| cause |")
+_TABLE = (ROOT / "docs" / "how-to" / "failures.md").read_text(encoding="utf-8").partition("| cause |")[2]
 ROWS = [Row.read(line) for line in _TABLE.partition("\n\n")[0].splitlines()[2:]]
 _WELL_HEALTH = ['{"status":"healthy"', '"refused_files":[]']
 _WELL = Row("", [{"200"}], "200", _WELL_HEALTH, ["triton_up 1", "api_circuit_open 0"], [set()], set(), 0, 0)

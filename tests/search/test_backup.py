@@ -10,7 +10,7 @@ import pytest
 from app.__main__ import main
 from app.embedded.postgres.backup import backup, restore
 from app.host.program import CommandError
-from app.search.engine import NewImage, Page, TextPart
+from app.search.engine import NewImage, Page, TextPart, Vector, VectorIndex
 from app.search.postgres.engine import PostgresEngine
 from tests.postgres import Server
 from tests.search.test_engine import FACE, make_image, vector
@@ -24,7 +24,7 @@ def image(number: int) -> NewImage:
 
 async def found(engine: PostgresEngine) -> list[object]:
     """Return all that a few questions find."""
-    like = {"global": vector(3), "vehicles": vector(103), "faces": vector(203, FACE, 32)}
+    like: dict[VectorIndex, Vector] = {"global": vector(3), "vehicles": vector(103), "faces": vector(203, FACE, 32)}
     hits = [await engine.nearest("a", index, wanted, Page(5)) for index, wanted in like.items()]
     words = await engine.match_text("a", "number 3", Page(5))
     return [*hits, words, await engine.names("a"), await engine.image("b", "image 1")]
