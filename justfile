@@ -122,7 +122,7 @@ coverage *args: _setup
 [group('develop')]
 mutants *args: _setup
     @python -m pytest -q -p tests.tools.contexts -n 2 --dist loadfile -m 'not faults and not packages and not soak and not clients and not texts' --cov=app --cov-context=test --cov-report=
-    @python -m tests.tools.mutants try {{ args }}
+    @python -m tests.tools.mutants {{ args }}
 
 # Serve, detect and stop once: a quick check of another Python or machine
 [group('develop')]

@@ -193,10 +193,6 @@ async def ask(flights: Flights, find: Finder, *deadlines: Deadline) -> list[asyn
     return tasks
 
 
-async def until_runs(find: Finder, number: int) -> None:
-    await eventually(lambda: len(find.runs) == number)
-
-
 @pytest.mark.parametrize(
     "error", [None, DeadlinePassed("late"), GatewayFull("full"), InvalidParameter("a class"), RuntimeError("a bug")]
 )
@@ -208,7 +204,7 @@ async def test_waiter_takes_over_when_the_first_ends_early(error: Exception | No
         first.cancel()
     else:
         find.runs[0].set_exception(error)
-    await until_runs(find, 2)
+    await eventually(lambda: len(find.runs) == 2)
     find.runs[1].set_result("found")
 
     assert await asyncio.gather(*others) == [("found", False), ("found", True)]

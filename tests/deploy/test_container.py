@@ -45,18 +45,24 @@ def container(api: Built, triton_of_containers: str, tmp_path: Path) -> Containe
     return Container(api, temporary_folder(tmp_path / "tmp"), settings)
 
 
-@packages
-def test_api_answers_as_outside_and_stops_in_order(container: Container, right: dict[str, object], tmp_path: Path) -> None:
-    url, log = f"http://127.0.0.1:{container.settings['port']}", tmp_path / "api.log"
+def check_container(container: Container, right: dict[str, object], log: Path) -> None:
+    """Check that a container answers as outside, is then healthy, and stops in order."""
+    url = f"http://127.0.0.1:{container.settings['port']}"
     with no_process_left(), container.running(log) as process:
         assert wait_for_answer(f"{url}/readyz", process, READY_SECONDS, retry=[503]) == 200, log.read_text()
         check(url, right)
         healthy = container.run(*container.image.health_check)
         code = stop(process)
-    unhealthy = container.run(*container.image.health_check)
 
     assert (healthy.returncode, healthy.stdout, code) == (0, "", 0), log.read_text()
-    assert (unhealthy.returncode, unhealthy.stdout) == (1, f"{url} does not answer\n")
+
+
+@packages
+def test_api_answers_as_outside_and_stops_in_order(container: Container, right: dict[str, object], tmp_path: Path) -> None:
+    check_container(container, right, tmp_path / "api.log")
+    unhealthy = container.run(*container.image.health_check)
+
+    assert (unhealthy.returncode, unhealthy.stdout) == (1, f"http://127.0.0.1:{container.settings['port']} does not answer\n")
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -129,11 +135,4 @@ def test_image_is_small_and_says_what_it_is_and_has(name: str, request: pytest.F
 @packages
 def test_embedded_needs_nothing_else(embedded: Built, right: dict[str, object], tmp_path: Path) -> None:
     container = Container(embedded, pip_volumes(tmp_path), {"port": free_port()}, is_read_only=False, shm_size="64m")
-    url, log = f"http://127.0.0.1:{container.settings['port']}", tmp_path / "serve.log"
-    with no_process_left(), container.running(log) as process:
-        assert wait_for_answer(f"{url}/readyz", process, READY_SECONDS, retry=[503]) == 200, log.read_text()
-        check(url, right)
-        healthy = container.run(*embedded.health_check)
-        code = stop(process)
-
-    assert (healthy.returncode, healthy.stdout, code) == (0, "", 0), log.read_text()
+    check_container(container, right, tmp_path / "serve.log")

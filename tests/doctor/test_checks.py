@@ -251,11 +251,12 @@ async def check_database(url: str) -> Finding:
     return finding
 
 
-async def test_a_database_that_can_be_used(each_postgres: Server) -> None:
-    settings = msgspec.structs.replace(each_postgres.settings, search="on")
-    (found,) = await database.check(settings)
-    assert_finding(found, OK, f"PostgreSQL {each_postgres.program.version}.", "with pgvector 0.8.5")
-    await each_postgres.execute("DO $$ BEGIN ASSERT to_regclass('images') IS NULL; END $$", "nereid")
+@pytest.mark.parametrize("version", ["postgres16", "postgres"])
+async def test_a_database_that_can_be_used(request: pytest.FixtureRequest, version: str) -> None:
+    server: Server = request.getfixturevalue(version)
+    (found,) = await database.check(msgspec.structs.replace(server.settings, search="on"))
+    assert_finding(found, OK, f"PostgreSQL {server.program.version}.", "with pgvector 0.8.5")
+    await server.execute("DO $$ BEGIN ASSERT to_regclass('images') IS NULL; END $$", "nereid")
 
 
 async def test_a_database_that_cannot_be_used(postgres: Server, database: str, monkeypatch: pytest.MonkeyPatch) -> None:

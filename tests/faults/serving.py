@@ -25,6 +25,18 @@ T = TypeVar("T")
 WORKERS = 2
 
 
+def read_lines(log: Path) -> list[dict[str, Any]]:
+    """Return a log so far, without lines that are not JSON."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def wait_for_line(log: Path, request_id: str) -> dict[str, Any]:
+    """Wait for the line of a request, which follows its answer, and may come after that of a later request."""
+    wait_for(lambda: any(line.get("request_id") == request_id for line in read_lines(log)))
+    return next(line for line in read_lines(log) if line.get("request_id") == request_id)
+
+
 class Gateway(NamedTuple):
     url: str
     process: psutil.Process
@@ -57,14 +69,10 @@ class Gateway(NamedTuple):
         return sum(sum(worker.cpu_times()[:2]) for worker in self.workers())
 
     def wait_for_line(self, request_id: str) -> dict[str, Any]:
-        """Wait for the line of a request, which follows its answer, and may come after that of a later request."""
-        wait_for(lambda: any(line.get("request_id") == request_id for line in self.log_lines()))
-        return next(line for line in self.log_lines() if line.get("request_id") == request_id)
+        return wait_for_line(self.log, request_id)
 
     def log_lines(self) -> list[dict[str, Any]]:
-        """Return the log so far, without lines that are not JSON."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return [json.loads(line) for line in lines if line.startswith("{")]
+        return read_lines(self.log)
 
 
 @contextmanager
