@@ -1,10 +1,12 @@
 """Applications of the kinds that tests of HTTP need: with a fake Triton, and without any; and time that passes at once."""
 
 import asyncio
+import functools
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import selectors
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import grpc
 import httpx
@@ -23,7 +25,6 @@ from app.settings.schema import DIALECTS, Settings
 from tests.fakes import http
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import REPOSITORY, SCENE, Headers, Reply, call, calling, captured_log, free_port, lifespan_of, started
-from tests.world import time_of_app
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
@@ -137,14 +138,39 @@ async def post_unread(app: Application, path: str, headers: Headers) -> Reply:
     return await call(watched, receive, path, headers)
 
 
-async def seconds_of(task: "asyncio.Task[Any]") -> int:
-    """Let time pass at once until a task has ended; return how long it took."""
-    seconds = 0
-    with time_of_app() as time:
-        await asyncio.sleep(0)  # it begins
-        while not task.done():
-            await time.skip(1)
-            for _ in range(20):  # all that follows at once
-                await asyncio.sleep(0)
-            seconds += 1
-    return seconds
+P = ParamSpec("P")
+
+
+class _Selector(selectors.DefaultSelector):
+    """Does not wait until the next timer, but notes how long that would have taken."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "everything waits for something that never comes"
+        self.now += max(timeout, 0)
+        return super().select(0)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._clock = _Selector()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test in a loop whose clock begins at zero and jumps to the next timer; it must use neither threads nor sockets."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()

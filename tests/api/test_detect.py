@@ -30,7 +30,7 @@ from app.pipeline.results import Detections
 from app.resilience.memory import MemoryBudget
 from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
-from tests.api.conftest import Gateway, seconds_of
+from tests.api.conftest import Gateway, in_virtual_time, now
 from tests.fakes.triton import SPEC, infer_response
 from tests.support import SCENE, captured_log, finds, in_cycles, json, receiving, sample_image, started
 
@@ -276,15 +276,15 @@ async def answered(memory: MemoryBudget, seconds: float, total: float) -> tuple[
     return messages, context
 
 
+@in_virtual_time
 async def test_memory_of_a_large_response_is_counted_until_the_client_has_it_or_is_left(table: WorkerTable) -> None:
     memory = MemoryBudget(table, "memory", 2 << 20)
     messages, context = await answered(memory, 0, 10)
     assert b"".join(message["body"] for message in messages[1:]) == LARGE
     assert not context.is_client_gone
     for seconds, total, left_after, pieces in ((12, 30, 12 + PAUSE_SECONDS, 1), (7, 8, 7 + 8, 2)):
-        sending = asyncio.create_task(answered(memory, seconds, total))
-        assert await seconds_of(sending) == left_after
-        messages, context = await sending
-        assert len(messages) == 1 + pieces  # the first message has no body
+        before = now()
+        messages, context = await answered(memory, seconds, total)
+        assert (now() - before, len(messages)) == (left_after, 1 + pieces)  # the first message has no body
         assert context.is_client_gone
     assert memory.own_bytes == 0

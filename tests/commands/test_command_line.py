@@ -228,7 +228,7 @@ def done(triton: Mock) -> list[str]:
 def test_triton_alone_is_prepared_and_stopped(triton: Mock, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["triton"]) == 1
     assert done(triton) == ["claim", "install", "pull", "start", "stop"]
-    triton.install.assert_called_once_with(Path("/h"))
+    triton.install.assert_called_once_with(Path("/h"), for_gpu=False)
     assert triton.pull.call_args.args[0].model == "yolo11n"
     ready, ended = capsys.readouterr().err.splitlines()
     assert f"gRPC at {Settings(triton_home='/h').triton_address}; " in ready
