@@ -186,3 +186,14 @@ async def test_words_in_images_are_found(found: httpx.AsyncClient) -> None:
     assert (fuzzy["query"], fuzzy["page"], fuzzy["size"], ids(fuzzy)) == ("main stret", 0, 5, ["both"])
     assert (fuzzy["results"][0]["num_texts"], fuzzy["results"][0]["highlight"]) == (2, ["Main Street 5"])
     assert (exact["results"], ids(chinese), ids(longest)) == ([], ["swapped"], ["both"])
+
+
+async def test_hybrid_search_ranks_by_words_and_by_the_look_of_an_image(found: httpx.AsyncClient) -> None:
+    by_words = json(await found.post("/search/hybrid", json={"text": "main street"}))
+    by_image = json(await found.post("/search/hybrid", files={"image": SWAPPED}))
+    by_both = json(await found.post("/search/hybrid?text=main%20street", files={"image": SWAPPED}))
+
+    assert (by_words["query_text"], ids(by_words)[0]) == ("main street", "both")
+    assert ("query_text" in by_image, ids(by_image)[0]) == (False, "swapped")
+    assert by_both["query_text"] == "main street"
+    assert {found["image_id"]: sorted(found["ranks"]) for found in by_both["results"]}["both"] == ["image", "words"]
