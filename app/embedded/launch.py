@@ -39,21 +39,27 @@ _TCP = {
 _NO_TCP = {"model-control-mode": "explicit", "allow-http": "false", "allow-metrics": "false"}
 
 
-def command(settings: Settings, folder: Path) -> list[str]:
-    """Return the command line of the server, whose links and socket are in `folder`; write this version's backend there."""
-    triton = folder / "server" / "pytriton" / "tritonserver"
-    backend = triton / "backends" / "onnxruntime"
+def write_backend(home: Path) -> Path:
+    """Write this version's backend to the server in `home`, unless it is there; return the folder of all backends."""
+    backends = home / "server" / "pytriton" / "tritonserver" / "backends"
+    backend = backends / "onnxruntime"
     for source in [path for pattern in MODULES for path in _PACKAGE.glob(pattern)]:
         module = backend / _PACKAGE.name / source.relative_to(_PACKAGE)
         module.parent.mkdir(parents=True, exist_ok=True)
         _replace(module, source.read_bytes())
     _replace(backend / "model.py", BACKEND.read_bytes())
+    return backends
+
+
+def command(settings: Settings, folder: Path) -> list[str]:
+    """Return the command line of the server, whose links and socket are in `folder`; write this version's backend there."""
+    backends = write_backend(folder)
     address, _, number = TRITON_SOCKET.partition(":")
     port = settings.triton_ports
     options = {
         "model-repository": folder / "models",
         "model-config-name": CONFIG_NAME,
-        "backend-directory": triton / "backends",
+        "backend-directory": backends,
         "backend-config": f"python,shm-region-prefix-name={shm_prefix(settings)}",
         "exit-on-error": "false",
         "exit-timeout-secs": "5",
@@ -67,7 +73,7 @@ def command(settings: Settings, folder: Path) -> list[str]:
         models = sorted({*default_models(settings).values()} & {path.name for path in (folder / "models").iterdir()})
     load = [] if port else [f"--load-model={model}" for model in models]
     return [
-        str(triton / "bin" / "tritonserver"),
+        str(backends.with_name("bin") / "tritonserver"),
         "--disable-auto-complete-config",
         *(f"--{name}={value}" for name, value in options.items()),
         *load,

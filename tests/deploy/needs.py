@@ -76,7 +76,7 @@ def _changed(project: dict[str, Any], file: dict[str, Any]) -> dict[str, Any]:
     services = dict(file["services"])
     for name, service in services.items():
         if base := service.get("extends"):
-            extended = load(DEPLOY / base["file"])["services"][base["service"]]
+            extended = load(ROOT / base["file"])["services"][base["service"]]
             services[name] = _merge(extended, {key: value for key, value in service.items() if key != "extends"})
     merged: dict[str, Any] = _merge(project, {**file, "services": services})
     return merged
@@ -92,14 +92,15 @@ def _merge(old: Any, new: Any, key: str = "") -> Any:  # noqa: ANN401
 
 
 _EXAMPLES = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/how-to/several-gpus.md").read_text(encoding="utf-8"), re.DOTALL)
-PROJECTS: dict[str, dict[str, Any]] = {name: load(DEPLOY / name) for name in ("compose.yaml", "compose.cpu.yaml")}
-for _name in ("gpus", "outside", "models", "search"):
-    PROJECTS[f"compose.{_name}.yaml"] = _changed(PROJECTS["compose.yaml"], load(DEPLOY / f"compose.{_name}.yaml"))
+PROJECTS: dict[str, dict[str, Any]] = {"compose.yaml": load(ROOT / "compose.yaml")}
+PROJECTS["compose.nvidia.yaml"] = _changed(PROJECTS["compose.yaml"], load(ROOT / "compose.nvidia.yaml"))
+for _file in sorted(DEPLOY.glob("compose.*.yaml")):
+    PROJECTS[_file.name] = _changed(PROJECTS["compose.nvidia.yaml"], load(_file))
 for _text in _EXAMPLES:
     PROJECTS[f"example-{len(PROJECTS)}"] = _changed(PROJECTS["compose.gpus.yaml"], msgspec.yaml.decode(_text))
 SERVICES: dict[str, dict[str, Service]] = {name: project["services"] for name, project in PROJECTS.items()}
-GPU, CPU, GPUS = (SERVICES[f"compose{name}.yaml"] for name in ("", ".cpu", ".gpus"))
-INSTANCES = [name for name, service in GPU.items() if service.get("command") == ["api"]]
+CPU, GPU, GPUS = (SERVICES[f"compose{name}.yaml"] for name in ("", ".nvidia", ".gpus"))
+INSTANCES = [name for name, service in CPU.items() if service.get("command") == ["api"]]
 
 UNITS = ["nereid.service", "tritonserver@.service", "nereid-compose.service"]
 MODELS = "tritonserver-models.conf"

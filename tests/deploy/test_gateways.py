@@ -22,7 +22,6 @@ from tests.deploy.needs import (
     DEPLOY,
     GPU,
     GPUS,
-    IMAGE,
     INSTANCES,
     NEREID,
     PROJECTS,
@@ -41,6 +40,7 @@ from tests.deploy.needs import (
 )
 from tests.deploy.test_kubernetes import plain, volume
 from tests.prometheus import CONFIG, uncommented
+from tests.support import ROOT
 from tests.test_model_repository import PRODUCTION, generated
 
 WORKER_BYTES = 200 << 20
@@ -50,8 +50,10 @@ SUPERVISOR_SECONDS, EMBEDDED_TRITON_SECONDS, TRITON_SECONDS = 5, 10, 30
 STACK: dict[str, Any] = load(DEPLOY / "stack.yaml")
 SWARM: dict[str, Service] = STACK["services"]
 SAME = ("command", "user", "read_only", "cap_drop", "logging", "healthcheck", "stop_signal", "stop_grace_period", "ulimits")
-DIFFERENT = {("nginx", "command"), ("nginx", "healthcheck"), ("prometheus", "command")}
-DIFFERENT_SETTINGS = {"triton_endpoints", "triton_metrics_url", "trusted_proxies", "api_keys_file", "drain_delay_seconds"}
+DIFFERENT = {("nginx", "command"), ("nginx", "healthcheck"), ("prometheus", "command"), ("triton", "image")}
+_TRITON_SETTINGS, _SEARCH_SETTINGS = {"triton_endpoints", "triton_metrics_url"}, {"search", "database_url"}
+DIFFERENT_SETTINGS = {"trusted_proxies", "api_keys_file", "drain_delay_seconds", *_TRITON_SETTINGS, *_SEARCH_SETTINGS}
+LIMITS = {"cpus": "cpus", "memory": "mem_limit", "pids": "pids_limit"}
 SETTINGS_OF_UNIT = (DEPLOY / "systemd" / "nereid.env").read_text(encoding="utf-8")
 
 
@@ -68,11 +70,15 @@ class Gateway(NamedTuple):
     """Seconds of them that others need who end after the instances."""
 
 
-def in_compose(service: Service, shared: float) -> Gateway:
-    limits = service["deploy"]["resources"]["limits"]
-    after = SUPERVISOR_SECONDS + EMBEDDED_TRITON_SECONDS if service["command"] == ["serve"] else 0
-    configured = settings_of(service["environment"])
-    return Gateway(configured, nbytes(limits["memory"]), shared, float(limits["cpus"]), seconds_of(service), after)
+def limits_of(service: Service) -> dict[str, str]:
+    """Return what a service may have; Swarm has other names for that."""
+    limits = service.get("deploy", {}).get("resources", {}).get("limits", {})
+    return {name: str(limits.get(name, service.get(key))) for name, key in LIMITS.items()}
+
+
+def in_containers(service: Service, shared: float) -> Gateway:
+    cores, memory, _ = limits_of(service).values()
+    return Gateway(settings_of(service["environment"]), nbytes(memory), shared, float(cores), seconds_of(service))
 
 
 def in_kubernetes(overlay: str, models: str) -> Gateway:
@@ -97,17 +103,16 @@ def seconds_of(service: Service) -> int:
 
 
 GATEWAYS: dict[str, Callable[[], Gateway]] = {
-    "compose.cpu": partial(in_compose, CPU["nereid"], nbytes(CPU["nereid"]["shm_size"])),
-    "swarm": partial(in_compose, SWARM["api"], math.inf),
+    "swarm": partial(in_containers, SWARM["api"], math.inf),
     "unit": partial(of_unit, has_triton=False),
     "unit with Triton": partial(of_unit, has_triton=True),
     "pod with Triton": partial(in_kubernetes, "sidecar", "nfs"),
     "pod": partial(in_kubernetes, "separate", "s3"),
 }
+options = dict(option.split("=") for option in PROJECTS["compose.yaml"]["volumes"]["shared-memory"]["driver_opts"]["o"].split(","))
 for name, services in SERVICES.items():
-    if "shared-memory" in services:
-        size = nbytes(services["shared-memory"]["shm_size"]) / len(INSTANCES)
-        GATEWAYS |= {f"{name} {one}": partial(in_compose, services[one], size) for one in INSTANCES}
+    size = nbytes(options["size"]) / len(INSTANCES)
+    GATEWAYS |= {f"{name} {one}": partial(in_containers, services[one], size) for one in INSTANCES}
 
 
 @pytest.mark.parametrize("name", GATEWAYS)
@@ -133,7 +138,7 @@ def test_proxies_outlast_requests_and_a_unit_that_hangs_is_started_again() -> No
     before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     watched = {"Type": ["notify"], "NotifyAccess": ["all"], "WatchdogSec": ["30"], "WatchdogSignal": ["SIGKILL"]}
 
-    assert min(seconds_of(services["nginx"]) for services in (GPU, CPU, SWARM)) >= slowest
+    assert min(seconds_of(services["nginx"]) for services in (GPU, SWARM)) >= slowest
     assert min(seconds_of(GPU["triton"]), seconds_of(SWARM["triton"]), int(TRITON["TimeoutStopSec"][0])) > TRITON_SECONDS
     assert pod["terminationGracePeriodSeconds"] > before + TRITON_SECONDS
     assert int(COMPOSE["TimeoutStopSec"][0]) > sum(seconds_of(GPU[name]) for name in ("nginx", "api-1", "triton"))
@@ -142,13 +147,12 @@ def test_proxies_outlast_requests_and_a_unit_that_hangs_is_started_again() -> No
 
 
 def test_triton_and_gateway_share_memory_as_the_same_user() -> None:
-    """Others cannot open the files. An update of the gateway replaces neither Triton nor the owner of the memory."""
-    for services in (SERVICES["compose.yaml"], SERVICES["compose.gpus.yaml"], SERVICES["compose.models.yaml"]):
-        tritons = [service for service in services.values() if service["image"] == GPU["triton"]["image"]]
+    """Others cannot open the files."""
+    for services in (CPU, GPU, GPUS, SERVICES["compose.models.yaml"]):
+        tritons = [service for name, service in services.items() if name.startswith("triton")]
         sharing = [*tritons, *(services[name] for name in INSTANCES)]
-        assert {(service["ipc"], service["user"]) for service in sharing} == {("service:shared-memory", "10001:10001")}
-        assert all("--allow-client-shm=true" in triton["command"] for triton in tritons)
-        assert not {services[name]["image"] for name in ("shared-memory", "owners", "triton")} & {IMAGE}
+        assert {(mounts(service)["/dev/shm"], service["user"]) for service in sharing} == {("shared-memory", "10001:10001")}  # noqa: S108
+        assert all("--allow-client-shm=true" in triton["command"] for triton in tritons if services is not CPU)
     mount = {"type": "bind", "source": "/dev/shm", "target": "/dev/shm"}  # noqa: S108 - in containers
     assert all(mount in SWARM[name]["volumes"] and SWARM[name]["user"] == "10001:10001" for name in ("api", "triton"))
     assert SWARM["api"]["deploy"]["placement"] == SWARM["triton"]["deploy"]["placement"]
@@ -163,10 +167,10 @@ def test_gateway_nginx_and_prometheus_have_the_addresses_of_each_other() -> None
     folder = DEPLOY / "prometheus"
     jobs = {one: load(folder / f"prometheus.{one}.yml")["scrape_configs"] for one in ("compose", "swarm")}
     api = [f"{name}:{settings_of(GPU[name]['environment']).port}" for name in INSTANCES]
-    tritons = [name for name, service in GPUS.items() if service["image"] == GPU["triton"]["image"]]
-    more = [target for path in sorted((folder / "tritons").glob("*.yml")) for target in load(path)]
+    tritons = [name for name in GPUS if name.startswith("triton")]
+    files = [ROOT / path for target, path in mounts(GPUS["prometheus"]).items() if target.startswith("/etc/nereid/tritons/")]
     assert upstream("upstream.compose.conf") == jobs["compose"][0]["static_configs"][0]["targets"] == api
-    assert [*jobs["compose"][1]["static_configs"], *more] == [{"targets": [f"{name}:8002"]} for name in tritons]
+    assert [target for path in files for target in load(path)] == [{"targets": [f"{name}:8002"]} for name in tritons]
     for name in INSTANCES:
         configured = settings_of(GPUS[name]["environment"])
         assert configured.triton_endpoints == ",".join(f"{triton}:8001" for triton in tritons)
@@ -191,13 +195,9 @@ def test_gateway_nginx_and_prometheus_have_the_addresses_of_each_other() -> None
 
 
 def test_nginx_opens_the_sockets_of_the_instances() -> None:
-    cpu, unit = (gateway().settings for gateway in (GATEWAYS["compose.cpu"], GATEWAYS["unit"]))
+    unit = GATEWAYS["unit"]().settings
 
-    for settings in (cpu, unit):
-        sockets = [f"unix:{settings.socket_folder}/nereid-{number + 1}.sock" for number in range(settings.instances)]
-        assert upstream("upstream.conf") == sockets
-    assert all(f"sockets:{cpu.socket}" in CPU[name]["volumes"] for name in ("nereid", "nginx"))
-    assert int(cpu.socket_mode, 8) & 0o002
+    assert upstream("upstream.conf") == [f"unix:{unit.socket}/nereid-{number + 1}.sock" for number in range(unit.instances)]
     assert unit.socket == f"/run/{NEREID['RuntimeDirectory'][0]}"
     assert int(NEREID["RuntimeDirectoryMode"][0], 8) & 0o010
     assert int(unit.socket_mode, 8) & 0o020
@@ -211,14 +211,13 @@ def test_services_can_do_no_more_than_they_need(name: str) -> None:
         assert service["cap_drop"] == ["ALL"]
         assert set(service.get("cap_add", [])) <= {"CHOWN"}
         assert "no-new-privileges:true" in service["security_opt"]
-        assert service.get("read_only") or service["image"].endswith("-embedded")
-        assert set(service["deploy"]["resources"]["limits"]) - {"pids"} == {"cpus", "memory"}
+        assert (service["read_only"], "mem_limit" in service) == (True, True)
         assert service.get("network_mode") != "host"
         for path in mounts(service).values():
-            assert not path.startswith(".") or (DEPLOY / path).exists() or name.startswith("example")
-    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+            assert not path.startswith(".") or (ROOT / path).exists() or name.startswith("example")
+    published = {name: [*map(defaults, service["ports"])] for name, service in services.items() if "ports" in service}
     assert published.pop("nginx") == ["80:80", "443:443", f"127.0.0.1:{Settings().port}:4604"]
-    assert published in ({}, {"grafana": ["127.0.0.1:3000:3000"]})
+    assert published == {"grafana": ["127.0.0.1:3000:3000"]}
 
     users = {volume: folder.split("/")[1] for folder, volume in owned.items()}
     writing = {
@@ -231,15 +230,12 @@ def test_services_can_do_no_more_than_they_need(name: str) -> None:
 
 
 def test_instances_are_reached_and_believed_through_nginx_alone() -> None:
-    """NGINX resolves the addresses only once, and no other container may get them."""
+    """NGINX resolves the addresses only once, so that no other container may get them."""
     (network,) = PROJECTS["compose.yaml"]["networks"]["api"]["ipam"]["config"]
-    fixed = {name: GPU[name]["networks"]["api"]["ipv4_address"] for name in (*INSTANCES, "nginx")}
-    addresses = {ipaddress.ip_address(address) for address in fixed.values()}
-    assert GPU["nginx"]["extra_hosts"] == {name: fixed[name] for name in INSTANCES}
-    assert all(address in ipaddress.ip_network(network["subnet"]) for address in addresses)
-    assert not any(address in ipaddress.ip_network(network["ip_range"]) for address in addresses)
-    assert len(addresses) == len(fixed)
-    assert {settings_of(GPU[name]["environment"]).trusted_proxies for name in INSTANCES} == {fixed["nginx"]}
+    fixed = {name: CPU[name]["networks"]["api"]["ipv4_address"] for name in (*INSTANCES, "nginx")}
+    addresses = {ipaddress.ip_address(defaults(address)) for address in fixed.values()}
+    assert not any(address in ipaddress.ip_network(defaults(network["ip_range"])) for address in addresses)
+    assert {CPU[name]["environment"]["NEREID_TRUSTED_PROXIES"] for name in INSTANCES} == {fixed["nginx"]}
     (network,) = STACK["networks"]["api"]["ipam"]["config"]
     assert settings_of(SWARM["api"]["environment"]).trusted_proxies == network["subnet"]
     for project, gateways in ((PROJECTS["compose.yaml"], INSTANCES), (STACK, ["api"])):
@@ -261,7 +257,7 @@ def test_only_the_gateway_reaches_others_if_it_shall() -> None:
 def essence(service: Service) -> dict[str, Any]:
     """Return what must be the same in both files."""
     same = {name: service.get(name) for name in SAME}
-    return {**same, "image": defaults(service["image"]), "limits": service["deploy"]["resources"]["limits"]}
+    return {**same, "image": defaults(service["image"]), "limits": limits_of(service)}
 
 
 def test_swarm_has_the_values_of_compose() -> None:
@@ -275,6 +271,7 @@ def test_swarm_has_the_values_of_compose() -> None:
     settings = {name.removeprefix("NEREID_").lower() for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
 
     assert (different, settings) == (DIFFERENT, DIFFERENT_SETTINGS)
+    assert f"FROM {SWARM['triton']['image']} AS" in (DEPLOY / "container" / "nvidia.Containerfile").read_text(encoding="ascii")
 
 
 def test_swarm_needs_keys_and_forgets_an_instance_before_it_refuses_connections() -> None:

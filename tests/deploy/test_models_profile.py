@@ -13,7 +13,7 @@ from app.embedded.install import install, libpython_folder
 from tests.deploy.needs import DEPLOY, GPU, MODELS, SERVICES, options_of, read_unit, triton_command
 from tests.support import ROOT
 
-FILES = ["compose.yaml", "systemd/tritonserver@.service", "kubernetes/sidecar/triton.yaml", "kubernetes/separate/triton.yaml"]
+FILES = [ROOT / "compose.nvidia.yaml", DEPLOY / "systemd/tritonserver@.service", *DEPLOY.glob("kubernetes/*/triton.yaml")]
 NEWER = {"allow-client-shm"}
 """Known to 2.69 and later."""
 _NAME = "compose.models.yaml"
@@ -32,7 +32,7 @@ class Profile(NamedTuple):
 
 
 PROFILES = {
-    "compose": Profile(options_of(_SERVICES["triton"]["command"]), _SERVICES["api-1"]["environment"], "022", 0o1777),
+    "compose": Profile(options_of(_SERVICES["triton"]["command"]), _SERVICES["api-1"]["environment"], "022", 0o700),
     "systemd": Profile(
         options_of(_DROP_IN["ExecStart"][-1].replace("%i", "0").split()),
         dict(re.findall(r"^#   (NEREID_\w+)=(.*)$", (DEPLOY / "systemd" / MODELS).read_text(encoding="utf-8"), re.MULTILINE)),
@@ -70,6 +70,6 @@ def test_triton_knows_its_options() -> None:
     known = set(re.findall(r"^\s*--([a-z0-9-]+)", shown.stdout.decode(), re.MULTILINE))
 
     for file in FILES:
-        lines = [line.partition("#")[0] for line in (DEPLOY / file).read_text(encoding="utf-8").splitlines()]
+        lines = [line.partition("#")[0] for line in file.read_text(encoding="utf-8").splitlines()]
         options = set(re.findall(r"(?<=[\s-]--)[a-z-]+(?==)", "\n".join(lines)))
         assert {"model-repository", "exit-on-error", "http-address", "metrics-address"} <= options <= known | NEWER, file

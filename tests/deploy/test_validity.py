@@ -17,7 +17,7 @@ from app.api.receiving.client_watch import body_too_large
 from app.api.routes import VERSION, ModelRoute
 from app.errors import BodyTooLarge, MalformedRequest
 from app.settings.schema import DIALECTS, Settings
-from tests.deploy.needs import DASHBOARD, DEPLOY, INSTANCES, MODELS, PATHS, PROJECTS, UNITS, load
+from tests.deploy.needs import DASHBOARD, DEPLOY, MODELS, PATHS, PROJECTS, UNITS, load, upstream
 from tests.nginx import SHIPPED, prepare
 from tests.processes import require_program
 from tests.prometheus import CONFIG
@@ -100,7 +100,8 @@ def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
 def test_files_fit_their_schemas(schema: str, tmp_path: Path) -> None:
     files = [WORKFLOW]
     if schema == "compose-spec":
-        files = [*DEPLOY.glob("compose*.yaml"), DEPLOY / "stack.yaml", *(tmp_path / f"{name}.json" for name in PROJECTS)]
+        own = [*ROOT.glob("compose*.yaml"), *DEPLOY.glob("compose*.yaml"), DEPLOY / "stack.yaml"]
+        files = [*own, *(tmp_path / f"{name}.json" for name in PROJECTS)]
         for path in files[-len(PROJECTS) :]:
             path.write_bytes(msgspec.json.encode(PROJECTS[path.stem]))
     kind = "custom" if schema.endswith("timeout") else "vendor"
@@ -183,7 +184,7 @@ def seconds(directive: str, text: str = NGINX) -> float:
 
 def test_limits_and_names_of_errors_are_those_of_the_gateway() -> None:
     """And NGINX closes idle connections first: otherwise it could send a request on one that the gateway is closing."""
-    settings = Settings()
+    settings, instances = Settings(), upstream("upstream.conf")
     limits = (settings.max_body_bytes, settings.max_batch_bytes, MAX_MODEL_BYTES)
     sizes = (settings.max_file_size_mb, settings.max_batch_size_mb, MAX_MODEL_BYTES >> 20)
 
@@ -191,7 +192,7 @@ def test_limits_and_names_of_errors_are_those_of_the_gateway() -> None:
     assert all(f' "{body_too_large(limit).detail.removeprefix("the limit is ")}";' in NGINX for limit in limits)
     assert seconds("client_body_timeout") == PAUSE_SECONDS
     assert seconds("proxy_read_timeout") > settings.max_timeout_seconds > settings.timeout_seconds
-    assert re.findall(r"proxy_next_upstream_tries (\d+);", NGINX) == [str(len(INSTANCES) + 1), str(len(INSTANCES))]
+    assert re.findall(r"proxy_next_upstream_tries (\d+);", NGINX) == [str(len(instances) + 1), str(len(instances))]
     for error in (BodyTooLarge, MalformedRequest):
         assert f"    {error.status} {error.code};\n" in NGINX
         assert f'    {error.status} "{error.title}";\n' in NGINX
