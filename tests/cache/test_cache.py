@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.cache import entry, fingerprints
+from app.cache import entry, fingerprints, flight
 from app.cache.fingerprints import Fingerprints
 from app.cache.flight import Flights
 from app.detection.nms import Candidates
@@ -209,6 +209,15 @@ async def test_waiter_takes_over_when_the_first_ends_early(error: Exception | No
 
     assert await asyncio.gather(*others) == [("found", False), ("found", True)]
     assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], BaseException)
+
+
+async def test_question_that_was_answered_leaves_its_place_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight, "_MAX_WAITING", 1)
+    flights, find = Flights(), Finder()
+    for number in range(2):
+        questions = await ask(flights, find, FOREVER, FOREVER)
+        find.runs[number].set_result("found")
+        assert await asyncio.gather(*questions) == [("found", False), ("found", True)]
 
 
 async def test_error_of_the_image_or_the_model_is_that_of_all() -> None:
