@@ -26,8 +26,8 @@ from app.arguments import declare
 from app.cache import memory as cache_memory
 from app.embedded import detect, gpu
 from app.embedded.defaults import require_not_default
-from app.embedded.folder import TritonFolder, gpu_of, runs_elsewhere
-from app.embedded.install import install
+from app.embedded.folder import TritonFolder, has_gpu, runs_elsewhere
+from app.embedded.install import has_gpu_environment, install
 from app.embedded.postgres.backup import backup, restore
 from app.embedded.postgres.server import embedded_database
 from app.embedded.supervisor import ignore_signals, supervise
@@ -185,16 +185,16 @@ def _embedded_triton(settings: Settings) -> Iterator["EmbeddedTriton"]:
     triton = EmbeddedTriton(settings)
     try:
         triton.claim()  # before the installation, which takes minutes
-        triton.gpu = gpu.choose(settings)
-        _prepare(settings, for_gpu=bool(triton.gpu))
+        triton.device = gpu.choose(settings)
         try:
+            _prepare(settings, for_gpu=bool(triton.device.gpu))
             triton.start()
         except CommandError as error:
-            if not triton.gpu:
+            if not triton.device.gpu:
                 raise
-            say(f"models do not run on {triton.gpu}: {error}; trying the CPU")
-            triton.gpu = ""
-            install(Path(settings.triton_home))
+            triton.leave_gpu(str(error))
+            triton.claim()  # which a failed start has given up
+            _prepare(settings, for_gpu=False)
             triton.start()
         yield triton
     finally:
@@ -259,8 +259,9 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def _is_production(settings: Settings, options: argparse.Namespace) -> bool:
-    """Return whether models are made in FP16, too, for a GPU: a Triton elsewhere has one."""
-    return options.production or bool(settings.triton_endpoints) or bool(gpu_of(settings)) or settings.gpu == "on"
+    """Return whether models are made in FP16, too, for a GPU: a Triton elsewhere has one, the embedded one may have."""
+    is_wanted = settings.gpu != "off" and has_gpu_environment(Path(settings.triton_home))
+    return options.production or bool(settings.triton_endpoints) or has_gpu(settings) or is_wanted
 
 
 def _models(settings: Settings, _: argparse.Namespace) -> None:
@@ -382,16 +383,25 @@ def _prepare(settings: Settings, *, for_gpu: bool) -> None:
     except CommandError as error:
         say(f"warning: {error}")
     install(Path(settings.triton_home), for_gpu=for_gpu)
-    if not is_pulled or (for_gpu and _lacks_half(settings)):
+    if not is_pulled:
         _pull_apart(settings, *(["--production"] if for_gpu else []))
+    elif for_gpu:
+        _make_half(settings)
 
 
-def _lacks_half(settings: Settings) -> bool:
-    """Return whether the default model is a published one without its graph in FP16, which was pulled before there was a GPU."""
-    model = Repository(Path(settings.model_repository)).load(settings.model)
-    if model is None or model.pixel_model or len(model.versions) > 1 or settings.model not in registry.load():
-        return False
-    return not runs_half(Path(settings.model_repository, settings.model), model)
+def _make_half(settings: Settings) -> None:
+    """Pull the default model again if it was pulled before there was a GPU, and say which models have no graph in FP16."""
+    repository, published = Repository(Path(settings.model_repository)), registry.load()
+    models = {name: model for name, model in repository.models().items() if not runs_half(repository.path / name, model)}
+    default = models.get(settings.model)
+    # A network of the user that has the name of a published model stays the default version.
+    entry = published.get(settings.model)
+    if default is not None and entry is not None and len(default.versions) == 1 and default.source == entry.source:
+        with suppress(CommandError):  # whose reason is printed
+            _pull_apart(settings, "--production")
+    slow = [name for name, model in models.items() if not model.pixel_model and not runs_half(repository.path / name, model)]
+    if slow:
+        say(f"in FP32, which takes twice the time of FP16, run {', '.join(slow)}; add or pull them again with --production")
 
 
 def _pull_apart(settings: Settings, *options: str) -> None:

@@ -48,7 +48,10 @@ _ARGUMENTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "pull add",
         "--production",
-        {"action": "store_true", "help": "also make the model in FP16, for a GPU; done anyway where a Triton elsewhere is named"},
+        {
+            "action": "store_true",
+            "help": "also make the model in FP16, for a GPU; done anyway for a Triton elsewhere, and for --gpu",
+        },
     ),
     ("add", "--untrusted", {"action": "store_true", "help": "check the file apart, as one that may be hostile"}),
     ("use remove", "reference", {"help": "name of the model, or name:version"}),

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from app.doctor import inference, model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
-from app.embedded import gpu
-from app.embedded.folder import TritonFolder, gpu_of
+from app.embedded.folder import Device, TritonFolder, has_gpu
+from app.embedded.install import has_gpu_environment
 from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError
 from app.host import ports
@@ -64,7 +65,7 @@ async def examine(target: Target, settings: Settings) -> Examination:
         credentials=tls,
         host=target.host,
         ips=target.ips,
-        has_gpu=lambda: bool(gpu_of(settings)),
+        has_gpu=partial(has_gpu, settings),
     )
     try:
         server = await client.read_server()
@@ -95,16 +96,12 @@ def is_on_this_machine(address: str) -> bool:
 
 
 def _check_gpu(settings: Settings) -> Finding:
-    """Check on what the embedded Triton runs the models."""
-    if name := gpu_of(settings):
-        return ok("gpu", f"models run on {name}, by CUDAExecutionProvider")
-    try:
-        there = "" if settings.gpu == "off" else gpu.find()
-    except CommandError as error:
-        return ok("gpu", f"models run on the CPU, by CPUExecutionProvider: {error}")
-    if not there:
-        return ok("gpu", f"models run on the CPU, by CPUExecutionProvider, as {PREFIX}GPU=off says")
-    return warning("gpu", f"models run on the CPU, although there is {there}", "start `serve` again with --gpu")
+    """Check whether the embedded Triton runs models on the GPU for which its environment was made."""
+    device = TritonFolder(settings).device or Device()
+    text = f"models run on {device.gpu or 'the CPU'}, by {device.provider}"
+    if device.gpu or settings.gpu == "off" or not has_gpu_environment(Path(settings.triton_home)):
+        return ok("gpu", f"{text}: {device.why_cpu}" if device.why_cpu else text)
+    return warning("gpu", f"{text}: {device.why_cpu}", "mend that, and start `serve` again")
 
 
 def _unreachable(address: str, settings: Settings, error: GatewayError) -> Finding:

@@ -1,7 +1,7 @@
 """Liveness, readiness and a health report."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal, TypeVar, cast
 
@@ -13,6 +13,7 @@ from app.api.context import AnyRequest, RequestContext, context_of
 from app.api.dependencies import LimitsInForce, Worker, WorkerPipeline, WorkerTritons
 from app.api.documentation.openapi import describe
 from app.api.routes import API_VERSION
+from app.embedded.folder import Device
 from app.errors import GatewayError
 from app.host import cores, memory
 from app.host.packages import has_pillow_simd
@@ -61,7 +62,7 @@ class GpuHealth(msgspec.Struct, frozen=True):
 
     in_use: bool
     provider: Literal["CUDAExecutionProvider", "CPUExecutionProvider"] | None
-    """With which ONNX Runtime runs the models of the embedded Triton; null with a Triton elsewhere."""
+    """With what ONNX Runtime runs the models of the embedded Triton; null if it was stopped, or with a Triton elsewhere."""
     devices: list[GpuDevice]
 
 
@@ -202,7 +203,7 @@ async def health(request: AnyRequest, worker: Worker, triton_client: WorkerTrito
         detail=context.log_fields.get("detail"),
         tritons=servers,
         model=pipeline.default_model,
-        gpu=_describe_gpus(spec, gpus, worker.deployment.read_embedded_gpu),
+        gpu=_describe_gpus(spec, gpus, worker.deployment.read_device()),
         memory={"workers_mb": workers_mb},
         performance={"memory_mb": round(sum(workers_mb), 1), "optimizations": _optimizations()},
         limits=msgspec.structs.replace(worker.deployment.limits, requests=pipeline.admission.limits()),
@@ -230,11 +231,10 @@ def _withdrawn(router: Router | None) -> dict[str, str] | msgspec.UnsetType:
     return {name: reason for name, route in router.routes.known.items() if (reason := router.canaries.withdrawn(name, route))}
 
 
-def _describe_gpus(spec: ModelSpec | None, gpus: list[Gpu], read_embedded_gpu: Callable[[], str] | None) -> GpuHealth:
-    provider: Literal["CUDAExecutionProvider", "CPUExecutionProvider"] | None = None
-    if read_embedded_gpu is not None:
-        name = read_embedded_gpu()
-        gpus, provider = ([Gpu(name)], "CUDAExecutionProvider") if name else ([], "CPUExecutionProvider")
+def _describe_gpus(spec: ModelSpec | None, gpus: list[Gpu], device: Device | None) -> GpuHealth:
+    if device is not None and device.gpu:
+        gpus = [Gpu(device.gpu)]
+    provider = None if device is None else device.provider
     return GpuHealth(spec is not None and spec.device == "gpu", provider, [_describe(gpu) for gpu in gpus])
 
 
