@@ -83,6 +83,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     [
         ("settings", {"PROT": "80"}, "NEREID_PROT is not a setting; did you mean NEREID_PORT? `nereid settings` lists them all"),
         ("api --port 0", {}, "NEREID_PORT: ..."),
+        ("api --workers 257", {}, "NEREID_WORKERS: ..."),
         ("pull yolo12n", {}, f"pull does not know yolo12n; it knows {', '.join(PUBLISHED)}"),
         ("pull ocr --sha256 0", {}, "--sha256 is for one model; ocr is ocr_detection, ocr_direction, ocr_recognition"),
         ("add file --mean 1", {}, "an option is not valid: ..."),

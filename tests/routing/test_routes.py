@@ -1,6 +1,8 @@
 """The routes file: what it may contain, how it is followed and written; and when the canary of a route is withdrawn."""
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from app.routing.route import Canary, Route, Shadow
 from app.routing.routes import Routes, RoutesError
 from app.telemetry.metrics import Metrics
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import TABLE_VARIABLE, Clock, captured_log
+from tests.support import ROOT, TABLE_VARIABLE, Clock, captured_log
 
 ROUTES_TEXT = """
 [detector]
@@ -75,6 +77,17 @@ def test_damaged_file_changes_nothing(path: Path, clock: Clock, damaged: str | N
 
     assert routes.known["detector"].canary == Canary("yolo11n:3", 0.5)
     assert last_valid.refused == {}
+
+
+def test_processes_remember_a_valid_file_in_turn(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_text('[detector]\nto = "tiny"\n', encoding="utf-8")
+    monkeypatch.setenv("NEREID_INTERNAL_LAST_VALID_FD", str(descriptor := last_valid.own()))
+    Routes(path)
+    reading = f"from pathlib import Path; from app.routing.routes import Routes; print(*Routes(Path({str(path)!r})).known)"
+    command = [sys.executable, "-c", reading]
+    done = subprocess.run(command, cwd=ROOT, pass_fds=[descriptor], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+
+    assert done.stdout.endswith("detector\n")
 
 
 @pytest.mark.parametrize("content", [None, ""])

@@ -173,8 +173,9 @@ async def host(tmp_path: Path, open_table: OpenTable, monkeypatch: pytest.Monkey
             await pool.close()
 
 
-async def test_least_recently_used_model_leaves(host: Host) -> None:
-    """Other workers notice that."""
+async def test_least_recently_used_model_leaves(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other workers notice that. A caller may load one model at a time here."""
+    monkeypatch.setattr(on_demand, "_MAX_LOADS", 1)
     one, other = host.worker(), host.worker()
     await host.load(one, "default", "a", "b")
     await host.load(other, "b")

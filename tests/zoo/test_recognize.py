@@ -137,6 +137,7 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (exported(one(7, ANCHORS), names=names(80)), {}, "has 3 classes, not 80: say --labels a,b,c"),
         (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
         (exported(one(20, 21504)), {}, "do not fit a known head"),
+        (exported(one(0, 6)), {"head": "rtdetr_topk"}, "which do not fit --head rtdetr_topk"),
         (onnx.ModelProto(), {}, "cannot be loaded: "),
         (same("float[1, 64, 64, 3]"), {}, "must take one image"),
         (same("float[1, 3, 64, 64]", "float[1] other"), {}, "images .* and other "),
