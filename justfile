@@ -122,7 +122,7 @@ coverage *args: _setup
 [group('develop')]
 mutants *args: _setup
     @python -m pytest -q -p tests.tools.contexts -n 2 --dist loadfile -m 'not faults and not packages and not soak and not clients and not texts' --cov=app --cov-context=test --cov-report=
-    @python -m tests.tools.mutants try {{ args }}
+    @python -m tests.tools.mutants {{ args }}
 
 # Serve, detect and stop once: a quick check of another Python or machine
 [group('develop')]
@@ -241,6 +241,7 @@ lock: _setup && _lock-clients
     {{ compile }} -o requirements/tensorrt_rtx.txt requirements/tensorrt_rtx.in
     {{ compile }} -o requirements/task_models.txt --override requirements/task_models_override.in requirements/task_models.in
     {{ compile }} -o app/embedded/requirements.txt requirements/triton.in
+    {{ compile }} -c app/embedded/requirements.txt -o app/embedded/requirements_gpu.txt --override requirements/triton_gpu_override.in requirements/triton_gpu.in
 
 _lock-clients *args:
     for wanted in requirements/clients/*.in; do {{ compile }} --emit-build-options {{ args }} -o "${wanted%.in}.txt" "$wanted"; done

@@ -24,10 +24,10 @@ from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.arguments import declare
 from app.cache import memory as cache_memory
-from app.embedded import detect
+from app.embedded import detect, gpu
 from app.embedded.defaults import require_not_default
-from app.embedded.folder import TritonFolder, runs_elsewhere
-from app.embedded.install import install
+from app.embedded.folder import TritonFolder, has_gpu, runs_elsewhere
+from app.embedded.install import has_gpu_environment, install
 from app.embedded.postgres.backup import backup, restore
 from app.embedded.postgres.server import embedded_database
 from app.embedded.supervisor import ignore_signals, supervise
@@ -45,6 +45,7 @@ from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import CLEARED, loadable_models
 from app.zoo import registry
+from app.zoo.configs import runs_half
 from app.zoo.listing import describe_models, name_user
 from app.zoo.recognize import Evaluation
 from app.zoo.repository import Repository, require_name
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     if getattr(options, "search", None) == "alone":
         os.environ[f"{PREFIX}PORT"] = os.environ.get(f"{PREFIX}PORT") or _SEARCH_PORT
-    for flag in ("port", "workers", "instances", "model", "triton", "search"):
+    for flag in ("port", "workers", "instances", "model", "triton", "search", "gpu"):
         if (value := getattr(options, flag, None)) is not None:
             os.environ[PREFIX + {"triton": "TRITON_ENDPOINTS"}.get(flag, flag.upper())] = str(value)
     try:
@@ -184,8 +185,17 @@ def _embedded_triton(settings: Settings) -> Iterator["EmbeddedTriton"]:
     triton = EmbeddedTriton(settings)
     try:
         triton.claim()  # before the installation, which takes minutes
-        _prepare(settings)
-        triton.start()
+        triton.device = gpu.choose(settings)
+        try:
+            _prepare(settings, for_gpu=bool(triton.device.gpu))
+            triton.start()
+        except CommandError as error:
+            if not triton.device.gpu:
+                raise
+            triton.leave_gpu(str(error))
+            triton.claim()  # which a failed start has given up
+            _prepare(settings, for_gpu=False)
+            triton.start()
         yield triton
     finally:
         ignore_signals()
@@ -249,8 +259,9 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def _is_production(settings: Settings, options: argparse.Namespace) -> bool:
-    """Return whether models are made in FP16, too: a Triton elsewhere has a GPU, the embedded one has none."""
-    return options.production or bool(settings.triton_endpoints)
+    """Return whether models are made in FP16, too, for a GPU: a Triton elsewhere has one, the embedded one may have."""
+    is_wanted = settings.gpu != "off" and has_gpu_environment(Path(settings.triton_home))
+    return options.production or bool(settings.triton_endpoints) or has_gpu(settings) or is_wanted
 
 
 def _models(settings: Settings, _: argparse.Namespace) -> None:
@@ -359,7 +370,7 @@ def _settings(_: Settings, __: argparse.Namespace) -> None:
     print(table.render())
 
 
-def _prepare(settings: Settings) -> None:
+def _prepare(settings: Settings, *, for_gpu: bool) -> None:
     repository = Path(settings.model_repository)
     try:
         is_pulled = settings.model in loadable_models(repository)
@@ -371,14 +382,31 @@ def _prepare(settings: Settings) -> None:
         Repository(repository).write_configs()
     except CommandError as error:
         say(f"warning: {error}")
-    install(Path(settings.triton_home))
+    install(Path(settings.triton_home), for_gpu=for_gpu)
     if not is_pulled:
-        _pull_apart(settings)
+        _pull_apart(settings, *(["--production"] if for_gpu else []))
+    elif for_gpu:
+        _make_half(settings)
 
 
-def _pull_apart(settings: Settings) -> None:
+def _make_half(settings: Settings) -> None:
+    """Pull the default model again if it was pulled before there was a GPU, and say which models have no graph in FP16."""
+    repository, published = Repository(Path(settings.model_repository)), registry.load()
+    models = {name: model for name, model in repository.models().items() if not runs_half(repository.path / name, model)}
+    default = models.get(settings.model)
+    # A network of the user that has the name of a published model stays the default version.
+    entry = published.get(settings.model)
+    if default is not None and entry is not None and len(default.versions) == 1 and default.source == entry.source:
+        with suppress(CommandError):  # whose reason is printed
+            _pull_apart(settings, "--production")
+    slow = [name for name, model in models.items() if not model.pixel_model and not runs_half(repository.path / name, model)]
+    if slow:
+        say(f"in FP32, which takes twice the time of FP16, run {', '.join(slow)}; add or pull them again with --production")
+
+
+def _pull_apart(settings: Settings, *options: str) -> None:
     """Pull the default model in a process of its own, so that this one does not keep the memory of the libraries."""
-    command = program.command("app", "pull", "--", settings.model)
+    command = program.command("app", "pull", *options, "--", settings.model)
     if subprocess.run(command, env=program.environment(), check=False).returncode:  # noqa: S603
         raise CommandError(f"{settings.model} was not pulled")
 

@@ -22,6 +22,11 @@ _DOCTOR_HELP = (
 # The commands that take an argument, its name, and what argparse has to know of it.
 _ARGUMENTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("serve", "--instances", {"help": "number of instances on unix sockets, for a proxy in front of them"}),
+    (
+        "serve triton",
+        "--gpu",
+        {"action": "store_const", "const": "on", "help": "run the models of the embedded Triton on this machine's GPU"},
+    ),
     ("serve", "--search", {"action": "store_const", "const": "on", "help": "also search in images, on PostgreSQL"}),
     ("serve search api", "--port", {"help": "port of the API"}),
     ("serve search api", "--workers", {"help": "number of API processes"}),
@@ -43,7 +48,10 @@ _ARGUMENTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "pull add",
         "--production",
-        {"action": "store_true", "help": "also make the model in FP16, for a GPU; done anyway where a Triton elsewhere is named"},
+        {
+            "action": "store_true",
+            "help": "also make the model in FP16, for a GPU; done anyway for a Triton elsewhere, and for --gpu",
+        },
     ),
     ("add", "--untrusted", {"action": "store_true", "help": "check the file apart, as one that may be hostile"}),
     ("use remove", "reference", {"help": "name of the model, or name:version"}),

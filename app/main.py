@@ -21,7 +21,7 @@ from app.api.dependencies import Deployment, LimitsInForce
 from app.cache import memory as cache_memory
 from app.cache.fingerprints import Fingerprints
 from app.cache.store import Store
-from app.embedded.folder import TritonFolder
+from app.embedded.folder import TritonFolder, device_of, has_gpu
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.host.processes import SEARCH_SOCKET, is_beside
@@ -68,7 +68,7 @@ LOG = structlog.get_logger()
 _HOUSEKEEPING_SECONDS = 1.0
 # Other workers notice within two seconds that the one that searches beside them does not run.
 _FOLLOWER_SECONDS = 0.25
-# The embedded Triton runs its models on the CPU.
+# The embedded Triton runs most models on a CPU.
 _SLOW_MS, _SLOW_EMBEDDED_MS = 100.0, 1000.0
 # A little less than Frigate's default time-out; with the embedded Triton, it has to be longer.
 _FRIGATE_SECONDS, _FRIGATE_EMBEDDED_SECONDS = 0.18, 0.95
@@ -212,7 +212,14 @@ def _add_options(
 def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, target: Target) -> TritonBackend:
     if not settings.triton_endpoints:
         TritonFolder(settings).check()  # systemd removes it when its user logs out; then another user may make it
-    client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
+    client = TritonClient(
+        target.address,
+        settings.control_key_path,
+        credentials=tls,
+        host=target.host,
+        ips=target.ips,
+        has_gpu=partial(has_gpu, settings),
+    )
     return TritonBackend(client, table)
 
 
@@ -265,6 +272,7 @@ def deployment_of(settings: Settings) -> Deployment:
         settings.search == "alone",
         is_beside(settings.search),
         settings.search_thumbnails,
+        partial(device_of, settings),
     )
 
 

@@ -15,6 +15,7 @@ import httpx
 import hypothesis
 import msgspec
 import pytest
+import structlog
 
 from app.embedded.install import install
 from app.embedded.launch import shm_prefix
@@ -159,6 +160,14 @@ def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         last_valid.own.cache_clear()
 
 
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    """Restore the session's logging configuration."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of all processes of the run."""
@@ -288,34 +297,16 @@ async def database(postgres: Server) -> AsyncIterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session", params=["postgres16", "postgres"])
-def each_postgres(request: pytest.FixtureRequest) -> Server:
-    """The session's PostgreSQL of each version."""
-    server: Server = request.getfixturevalue(request.param)
-    return server
-
-
-@pytest.fixture
-async def each_database(each_postgres: Server) -> AsyncIterator[str]:
-    """As `database`, in each version of PostgreSQL."""
-    async with each_postgres.fresh() as url:
-        yield url
-
-
 @pytest.fixture(autouse=True, scope="session")
-def patient_clients() -> Iterator[None]:
-    """Real time ends neither the start of a Triton nor a question to it, however busy the machine is, unless a test says so."""
+def patient_clients_and_usual_priority() -> Iterator[None]:
+    """Real time ends neither the start of a Triton nor a question to it, however busy the machine is, unless a test says so.
+
+    Commands that run in this process must not lower its priority, which the servers of later tests would inherit.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.triton.client._QUERY_SECONDS", 20.0)
         patch.setattr("app.triton.blocking_client._QUERY_SECONDS", PATIENCE_SECONDS)
         patch.setattr("app.embedded.server._READY_SECONDS", PATIENCE_SECONDS)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def usual_priority() -> Iterator[None]:
-    """Commands that run in this process must not lower its priority, which the servers of later tests would inherit."""
-    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.__main__._ADD_NICENESS", 0)
         yield
 

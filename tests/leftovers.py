@@ -59,7 +59,11 @@ class Run:
         if new:
             files |= {path for path in new - _used_files() if not _is_of_others(path)}
         return {f"file {path}" for path in files} | {
-            f"process {process.pid}: {_command_of(process)}" for process in _marked(str(self.folder)) if not has_ended(process)
+            f"process {process.pid}: {' '.join(process.info['cmdline'] or '?')}"
+            for process in psutil.process_iter(["environ", "cmdline"])  # what another user's process does not tell is None
+            if (process.info["environ"] or {}).get(_MARK) == str(self.folder)
+            and process.pid != os.getpid()
+            and not has_ended(process)
         }
 
     def _sockets(self) -> set[Path]:
@@ -80,24 +84,6 @@ def _remove_unused(folder: Path) -> None:
             folder.rmdir()
         finally:
             os.close(descriptor)
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(_MARK) == mark and process.pid != os.getpid():
-                found.append(process)
-        except psutil.Error:  # ended, or another user's
-            continue
-    return found
-
-
-def _command_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return "?"
 
 
 def _named_files() -> set[Path]:

@@ -4,6 +4,8 @@ import fcntl
 import math
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +15,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
+from app.settings.schema import PREFIX
+from bench.harness.processes import ROOT, environment_of
 
 PATIENCE_SECONDS = 280
 """For waits that a test's own limit does not end, such as those in other threads: they end a little earlier."""
@@ -101,6 +106,13 @@ def share(folder: Path, serve: Callable[[], AbstractContextManager[str]]) -> str
 def leave() -> None:
     """End what this process serves, once the others have left, too. No limit of a test holds here."""
     _USED.close()
+
+
+def run_nereid(*arguments: object, **settings: object) -> "subprocess.CompletedProcess[str]":
+    """Run a command of this checkout with these settings, and none of this process's own."""
+    environment = environment_of(ROOT) | {f"{PREFIX}{name.upper()}": str(value) for name, value in settings.items()}
+    command = [sys.executable, "-m", "app", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def require_program(name: str, package: str) -> str:

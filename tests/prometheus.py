@@ -17,25 +17,14 @@ from tests.processes import require_program
 CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 """The project's configuration; its rules are in the same folder."""
 
-_ANSWER_SECONDS = 10.0
-
-
-class Series(NamedTuple):
-    labels: dict[str, str]
-    points: list[tuple[float, float]]
-    """Time in seconds since 1970, and value; only finite values."""
-
 
 class Prometheus(NamedTuple):
     url: str
 
-    def query(self, expression: str) -> list[Series]:
-        return [Series(one["metric"], _finite([one["value"]])) for one in self._get("query", query=expression)["result"]]
-
-    def query_range(self, expression: str, start: float, end: float, step: float) -> list[Series]:
-        """Return the values of an expression over time: seconds since 1970, and seconds between two values."""
+    def has_values(self, expression: str, start: float, end: float, step: float) -> bool:
+        """Return whether an expression has finite values over time: seconds since 1970, and seconds between two values."""
         found = self._get("query_range", query=expression, start=start, end=end, step=step)
-        return [Series(one["metric"], _finite(one["values"])) for one in found["result"]]
+        return any(math.isfinite(float(value)) for one in found["result"] for _, value in one["values"])
 
     def names(self) -> set[str]:
         return set(self._get("label/__name__/values"))
@@ -47,7 +36,7 @@ class Prometheus(NamedTuple):
 
     def _get(self, path: str, **parameters: str | float) -> Any:  # noqa: ANN401 - depends on the path
         # Without certificates, which take longer to load than most queries.
-        response = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=_ANSWER_SECONDS, trust_env=False, verify=False)  # noqa: S501
+        response = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=10, trust_env=False, verify=False)  # noqa: S501
         answer = response.json()
         assert answer["status"] == "success", answer
         return answer["data"]
@@ -92,7 +81,3 @@ def adapt(config: bytes, targets: Mapping[str, str], scrape_seconds: float, rule
 def uncommented(config: bytes) -> Any:  # noqa: ANN401 - what YAML contains
     """Decode a configuration whose job for Triton, a comment, becomes one."""
     return msgspec.yaml.decode(re.sub(rb"(?m)^  # (?=- job_name|  )", b"  ", config))
-
-
-def _finite(values: list[tuple[float, str]]) -> list[tuple[float, float]]:
-    return [(time, float(value)) for time, value in values if math.isfinite(float(value))]

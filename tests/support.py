@@ -36,9 +36,8 @@ from app.settings.schema import Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
 from app.triton.client import TritonClient
-from app.triton.regions import Regions
 from app.triton.shared_memory import SHM
-from app.triton.transport import InputBuffer, Mode, Transport
+from app.triton.transport import InputBuffer, Transport
 from bench.harness.ports import find_free
 from tests.fakes import models
 
@@ -250,11 +249,6 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     """Wait until an answer is as it must be; the test's own limit ends this."""
     while not await holds():  # noqa: ASYNC110 - as above
         await asyncio.sleep(0.01)
-
-
-def transport_to(client: TritonClient, mode: Mode = "auto") -> Transport:
-    """Make the transport of a worker whose one Triton is used without a pool."""
-    return Transport(mode, Regions(client))
 
 
 def workspace(transport: Transport) -> Workspace:

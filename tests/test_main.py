@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
-import structlog
 from PIL import Image
 
 from app import main
@@ -27,13 +25,7 @@ from tests.imaging.samples import encode
 from tests.support import SCENE, eventually, started
 from tests.world import Gate
 
-
-@pytest.fixture(autouse=True)
-def restored_logging() -> Iterator[None]:
-    """Restore the session's logging configuration."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
+pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 @pytest.fixture

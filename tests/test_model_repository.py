@@ -125,13 +125,6 @@ def test_engines_are_cached_where_nobody_else_can_write(name: str) -> None:
     assert not [folder for folder in folders if folder.stat().st_mode & stat.S_IWOTH]
 
 
-Tensors = dict[str, tuple[int, list[int]]]
-
-
-def tensors(declared: Any) -> Tensors:  # noqa: ANN401
-    return {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in declared}
-
-
 def steps(name: str) -> list[tuple[model_config_pb2.ModelEnsembling.Step, model_config_pb2.ModelConfig]]:
     drawing, finding = parsed(name, PRODUCTION).ensemble_scheduling.step
     text = (REPOSITORY / drawing.model_name / PRODUCTION).read_text(encoding="utf-8")
@@ -162,7 +155,8 @@ def test_letterbox_is_that_of_the_gateway_and_runs_each_request_alone(name: str)
     width, height = spec.input_size
     parameters = {"placement": spec.placement, "enlarge": str(spec.enlarge).lower(), "pad": str(spec.pad)}
     assert {key: value.string_value for key, value in letterbox.parameters.items()} == parameters
-    assert tensors(letterbox.output)["image"] == (model_config_pb2.TYPE_UINT8, [height, width, 3])
+    (image,) = (tensor for tensor in letterbox.output if tensor.name == "image")
+    assert (image.data_type, list(image.dims)) == (model_config_pb2.TYPE_UINT8, [height, width, 3])
     assert (letterbox.backend, letterbox.HasField("dynamic_batching")) == ("python", False)
     assert [group.kind for group in letterbox.instance_group] == [Groups.KIND_GPU]
     assert (REPOSITORY / step.model_name / "1" / "model.py").is_file()

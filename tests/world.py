@@ -90,11 +90,16 @@ def time_of_app() -> Iterator[Time]:
 
 
 class Gate:
-    """Blocks a step in its thread until the gate is opened."""
+    """Blocks a thread until the gate is opened: one that waits for it, or any at a step that it blocks."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.opened = threading.Event()
+
+    def wait(self) -> str:
+        self.reached.set()
+        self.opened.wait(PATIENCE_SECONDS)
+        return "done"
 
     def block(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[str]:  # noqa: ANN401
         """Block a step; return a list that gets the names of the threads that reach it."""
@@ -103,8 +108,7 @@ class Gate:
 
         def blocked(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
             entered.append(threading.current_thread().name)
-            self.reached.set()
-            self.opened.wait(PATIENCE_SECONDS)
+            self.wait()
             return step(*arguments, **keywords)
 
         monkeypatch.setattr(module, name, blocked)

@@ -1,6 +1,6 @@
 """Dependencies that are injected into handlers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ from app.api.caller.keys import ApiKeys
 from app.api.context import BodyLimits
 from app.cascade.catalog import FILE as CASCADES
 from app.cascade.catalog import Catalog
+from app.embedded.folder import Device
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
@@ -52,6 +53,8 @@ class Deployment(NamedTuple):
     is_beside: bool = False
     """Whether workers alone ask this process, by a private socket, and pass requests of search on to it."""
     keeps_thumbnails: bool = False
+    read_device: Callable[[], Device | None] = lambda: None
+    """Returns what runs the models of the embedded Triton; None if it was stopped, or with a Triton elsewhere."""
 
 
 class SearchState(Protocol):

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from app.doctor import inference, model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
-from app.embedded.folder import TritonFolder
+from app.embedded.folder import Device, TritonFolder, has_gpu
+from app.embedded.install import has_gpu_environment
 from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError
 from app.host import ports
@@ -57,13 +59,21 @@ async def examine(target: Target, settings: Settings) -> Examination:
     except CommandError as error:
         text, _, fix = str(error).partition("; ")
         return Examination([failure("triton", text, fix), *model.check_file(settings)], is_here)
-    client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
+    client = TritonClient(
+        target.address,
+        settings.control_key_path,
+        credentials=tls,
+        host=target.host,
+        ips=target.ips,
+        has_gpu=partial(has_gpu, settings),
+    )
     try:
         server = await client.read_server()
         findings = [
             ok("triton", f"Triton {server.version} answers at {target.address}"),
             _check_version(server, settings),
             *_check_extensions(server),
+            *([] if settings.triton_endpoints else [_check_gpu(settings)]),
         ]
         maps_memory, memory = await _check_shared_memory(client, settings, is_here=is_here)
         states, models = await _check_models(client, settings)
@@ -83,6 +93,15 @@ async def examine(target: Target, settings: Settings) -> Examination:
 def is_on_this_machine(address: str) -> bool:
     """Return whether a Triton's address is on this machine."""
     return address.startswith("unix:") or ports.is_this_machine(address.removeprefix(DNS_PREFIX).rpartition(":")[0].strip("[]"))
+
+
+def _check_gpu(settings: Settings) -> Finding:
+    """Check whether the embedded Triton runs models on the GPU for which its environment was made."""
+    device = TritonFolder(settings).device or Device()
+    text = f"models run on {device.gpu or 'the CPU'}, by {device.provider}"
+    if device.gpu or settings.gpu == "off" or not has_gpu_environment(Path(settings.triton_home)):
+        return ok("gpu", f"{text}: {device.why_cpu}" if device.why_cpu else text)
+    return warning("gpu", f"{text}: {device.why_cpu}", "mend that, and start `serve` again")
 
 
 def _unreachable(address: str, settings: Settings, error: GatewayError) -> Finding:

@@ -5,7 +5,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from app.embedded.folder import TritonFolder
+from app.embedded.folder import Device, TritonFolder
 from app.errors import GatewayError, UnknownModel
 from app.host.program import CommandError, NotPossible
 from app.model.reference import split_reference
@@ -85,7 +85,8 @@ def read_usage(settings: Settings) -> dict[str, str]:
     with suppress(GatewayError):
         for model, milliseconds in BlockingClient(f"unix:{folder.socket}").read_speeds().items():
             texts[model] = f"{texts.get(model, '')}, {milliseconds:.1f} ms a batch"
-    return texts
+    device = folder.device or Device()
+    return {model: f"{text} on {device.gpu or 'the CPU'} ({device.provider})" for model, text in texts.items()}
 
 
 def read_spec(settings: Settings, model: str) -> ModelSpec | None:

@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+from app.embedded.install import CPU_FOLDER, GPU_FOLDER
 from app.host.program import CommandError
 from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
 from app.telemetry.logging import say
@@ -22,7 +24,24 @@ from app.triton.repository import identify, loadable_models
 _CLAIM_ATTEMPTS = 150
 _POLL_SECONDS = 0.1
 _LOADED = "loaded"
+_DEVICE = "device"
 _HOMES = {"Triton": "TRITON_HOME", "PostgreSQL": "DATABASE_HOME"}
+
+
+class Device(NamedTuple):
+    """What runs the models of an embedded Triton."""
+
+    gpu: str = ""
+    """The name of the GPU; empty for the CPU."""
+    why_cpu: str = ""
+
+    @property
+    def provider(self) -> Literal["CUDAExecutionProvider", "CPUExecutionProvider"]:
+        """With what ONNX Runtime runs the models there."""
+        return "CUDAExecutionProvider" if self.gpu else "CPUExecutionProvider"
+
+
+_CPU = Device()
 
 
 class PrivateFolder:
@@ -130,16 +149,26 @@ class TritonFolder(PrivateFolder):
         self.socket = self.path / TRITON_SOCKET
         self._repository = Path(settings.model_repository).resolve()
 
-    def fill(self) -> None:
+    def fill(self, device: Device = _CPU) -> None:
         """Make links `server` and `python`, and one in `models` for each loadable model; remove what was there; raise OSError."""
         self.clear()
-        for name in ("server", "python"):
-            (self.path / name).symlink_to(self._home / name)
+        (self.path / _DEVICE).write_text("\n".join(device), encoding="utf-8")
+        (self.path / "server").symlink_to(self._home / "server")
+        (self.path / "python").symlink_to(self._home / (GPU_FOLDER if device.gpu else CPU_FOLDER))
         models = self.path / "models"
         models.mkdir()
         for name in loadable_models(self._repository):  # Triton loads all models that it finds; those not pulled would fail
             (models / name).symlink_to(self._repository / name)
             self.note_loaded(name, identify(self._repository / name))
+
+    @property
+    def device(self) -> Device | None:
+        """What runs the models of the Triton that was started last; None if it was stopped."""
+        try:
+            gpu, _, why_cpu = (self.path / _DEVICE).read_text(encoding="utf-8").partition("\n")
+        except OSError:
+            return None
+        return Device(gpu, why_cpu)
 
     def note_loaded(self, model: str, identity: str) -> None:
         """Record what `identify` returned before Triton loaded a model; raise OSError if that is not possible."""
@@ -153,6 +182,17 @@ class TritonFolder(PrivateFolder):
             return (self.path / _LOADED / model).read_text(encoding="ascii") == identity
         except OSError:
             return False
+
+
+def device_of(settings: Settings) -> Device | None:
+    """Return what runs the models of the embedded Triton; None if it was stopped, or with a Triton elsewhere."""
+    return None if settings.triton_endpoints else TritonFolder(settings).device
+
+
+def has_gpu(settings: Settings) -> bool:
+    """Return whether the embedded Triton runs its models on a GPU."""
+    device = device_of(settings)
+    return device is not None and bool(device.gpu)
 
 
 def runs_elsewhere(folder: PrivateFolder) -> bool:

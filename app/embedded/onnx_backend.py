@@ -6,6 +6,8 @@ model's parameter `intra_op_thread_count`.
 
 If a model's config declares a BYTES input, but its file takes UINT8 pixels, the input is encoded files. They are decoded here
 according to the parameters in the config, and the output `decoded` reports the success for each file.
+
+In the environment for a GPU, models run by CUDA, in FP16 if they have that graph. If CUDA does not load, no model does.
 """
 
 import ctypes
@@ -20,6 +22,7 @@ import triton_python_backend_utils as pb_utils
 from app.embedded import bytes_tensor
 
 _STRING, _PIXELS = "tensor(string)", "tensor(uint8)"
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 bytes_tensor.leave_undecoded(pb_utils)
 
@@ -34,8 +37,7 @@ class TritonPythonModel:
         parameters = config.get("parameters", {})
         options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", {}).get("string_value", "1"))
         options.inter_op_num_threads = 1
-        file = Path(args["model_repository"], args["model_version"], "model.onnx")
-        self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        self._session = _open(Path(args["model_repository"], args["model_version"]), options)
         self._inputs = {tensor.name: tensor.type for tensor in self._session.get_inputs()}
         self._outputs = [tensor.name for tensor in self._session.get_outputs()]
         self._files = None
@@ -84,6 +86,22 @@ class TritonPythonModel:
         together = self._session.run(names, {name: np.concatenate([feed[name] for feed in feeds]) for name in self._inputs})
         parts = [np.split(tensor, np.cumsum(sizes)[:-1]) for tensor in together]
         return [list(result) for result in zip(*parts, strict=True)]
+
+
+def _open(version: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+    file = version / "model.onnx"
+    if _CUDA not in onnxruntime.get_available_providers():
+        return onnxruntime.InferenceSession(file, options, providers=[_CPU])
+    # ONNX Runtime would go on with the CPU, and say so in the log alone.
+    ctypes.CDLL("libcuda.so.1")  # of the driver; the other libraries are in the environment
+    onnxruntime.preload_dlls()
+    half = version / "model_fp16.onnx"
+    # Batches have many sizes, and the default search would try all algorithms for each of them.
+    cuda = (_CUDA, {"cudnn_conv_algo_search": "HEURISTIC"})
+    session = onnxruntime.InferenceSession(half if half.is_file() else file, options, providers=[cuda, _CPU], enable_fallback=0)
+    if _CUDA not in session.get_providers():
+        raise RuntimeError("CUDA does not load; Triton's log says why")
+    return session
 
 
 # With numpy 2, Triton 2.51's own conversions return empty tensors without an error. DLPack, which does not support strings, works

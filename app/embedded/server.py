@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from app.embedded.folder import TritonFolder
+from app.embedded.folder import Device, TritonFolder
 from app.embedded.launch import command, environment, shm_prefix
 from app.embedded.log_file import LogFile
 from app.embedded.service import CheckError
@@ -65,6 +65,8 @@ class EmbeddedTriton:
         self.log = self._log.path
         self._process: subprocess.Popen[bytes] | None = None
         self._client = BlockingClient(f"unix:{self._folder.socket}")
+        self.device = Device()
+        """What runs the models; the environment for it must be installed."""
 
     def claim(self) -> None:
         """Reserve the folder of the socket until `stop`; raise CommandError if it, or a TCP port in the settings, is in use."""
@@ -99,7 +101,7 @@ class EmbeddedTriton:
             with self._folder.unclaimed_on_error():
                 self.claim()
                 self._sweep()
-                self._folder.fill()
+                self._folder.fill(self.device)
                 with self._log.open() as log:
                     self._process = subprocess.Popen(  # noqa: S603 - our own command line
                         command(self._settings, self._folder.path),
@@ -120,7 +122,10 @@ class EmbeddedTriton:
         """Check that the default model works; if not, Triton hangs, or one of its processes has died."""
         if not (self._folder.is_held() and self._folder.socket.exists()):  # before it listens; later, new workers could not connect
             raise CheckError(f"it does not listen on {self._folder.socket}")
-        check_inference(self._client, self._settings.model, max(_CHECK_SECONDS, 2 * self._settings.timeout_seconds))
+        try:
+            check_inference(self._client, self._settings.model, max(_CHECK_SECONDS, 2 * self._settings.timeout_seconds))
+        except CheckError as error:
+            raise CheckError(str(error), is_final=error.is_final or bool(self._cuda_failure())) from error
 
     @property
     def pid(self) -> int:
@@ -137,6 +142,8 @@ class EmbeddedTriton:
         if self._process is not None:
             kill_group(self._process)
             self._forget()
+            if failure := self._cuda_failure():
+                self.leave_gpu(failure)
 
     def stop(self) -> None:
         """Stop the server, by force if necessary, remove its files, and leave its folder to other processes."""
@@ -145,6 +152,15 @@ class EmbeddedTriton:
             end_group(self._process, _STOP_SECONDS)
             self._forget()
         self._folder.give_up()
+
+    def leave_gpu(self, reason: str) -> None:
+        """Run models on the CPU from the next start on, and say why."""
+        say(f"Triton does not start with {self.device.gpu}: {reason}; models run on the CPU")
+        self.device = Device("", f"it did not start with {self.device.gpu}: {reason}")
+
+    def _cuda_failure(self) -> str:
+        """Tell why the default model was not loaded on the GPU; empty if it was, or on the CPU."""
+        return self.load_failures().get(self._settings.model, "") if self.device.gpu else ""
 
     def load_failures(self) -> dict[str, str]:
         """Return the reasons of failed model loads, with the user's paths instead of links."""

@@ -137,7 +137,9 @@ class Service:
             return
         if not self.is_ready:
             self._next_check = monotonic() + _STARTING_CHECK_SECONDS
-            if monotonic() - self._started_at > self.program.ready_seconds:
+            if error.is_final:
+                self._restart(f"does not start ({error})", 1)
+            elif monotonic() - self._started_at > self.program.ready_seconds:
                 self._restart(f"was not ready after {self.program.ready_seconds:g} s ({error})", 1)
             return
         self._failed_checks += 1

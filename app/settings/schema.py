@@ -94,6 +94,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     triton_home: str = ".triton"
     """Folder of the embedded Triton's installation and log; each runs one Triton at a time. By default, it is in the same folder as
     the default model repository."""
+    gpu: Literal["auto", "on", "off"] = "auto"
+    """Whether the embedded Triton runs its models on the GPU of this machine, by CUDA and in FP16. If there is one, `on` downloads
+    CUDA's libraries, 1.6 GB, and `auto` uses them if they are there, or asks on a terminal."""
     transport: Literal["auto", "shm", "inline"] = "auto"
     """How tensors reach Triton: `shm` (shared memory), `inline` (in the request) or `auto` (`shm` if available)."""
     calls_in_flight: Annotated[int, Meta(ge=0, le=4096)] = 0

@@ -1,7 +1,7 @@
 """The gRPC channels to one Triton, and the calls the gateway makes over them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ _LEFT_SECONDS = 2.0  # longer than most inferences take
 _UNREGISTER_ATTEMPTS = 20
 # These RPCs do not carry the control key: a Triton has to allow them to everybody.
 _WITHOUT_KEY = {"ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig"}
+_ONNX_BACKEND = "onnxruntime"
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 """The method for inferences whose requests are serialized already."""
 OPTIONS: list[tuple[str, int | str]] = [
@@ -55,7 +56,7 @@ OPTIONS: list[tuple[str, int | str]] = [
 class TritonClient:
     """Calls one Triton. It must be used in the event loop in which it was created."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - where a Triton is, who it is, and what it does not say
         self,
         address: str,
         control_key_path: Path | None = None,
@@ -63,14 +64,17 @@ class TritonClient:
         credentials: Credentials | None = None,
         host: str = "",
         ips: Sequence[str] = (),
+        has_gpu: Callable[[], bool] = lambda: False,
     ) -> None:
         """Connect to a Triton at `host:port` or `unix:/path`.
 
         `control_key_path` is that of the file with the control key; None if Triton restricts no protocols. `host` is what Triton's
-        certificate must name, and `ips` what to connect to, in order of preference; by default the host in the address.
+        certificate must name, and `ips` what to connect to, in order of preference; by default the host in the address. `has_gpu`
+        tells whether the embedded Triton, whose configs name no GPU, runs its models on one.
         """
         self.address = address
         self._control_key_path = control_key_path
+        self._has_gpu = has_gpu
         self._channel = _open_channel(address, credentials, host, ips)
         self._stub = GRPCInferenceServiceStub(self._channel)
         # Not part of the stub, because its requests are serialized already.
@@ -124,7 +128,10 @@ class TritonClient:
         if version and version not in loaded:
             raise UnknownVersion(f"{name} has no version {version}; versions that can be used: {', '.join(loaded) or 'none'}")
         answer = await self.ask("ModelConfig", name=name, version=version)
-        return MessageToDict(answer.config, preserving_proto_field_name=True), version or next(reversed(loaded), "")
+        config = MessageToDict(answer.config, preserving_proto_field_name=True)
+        if config.get("backend") == _ONNX_BACKEND and self._has_gpu():
+            config.setdefault("parameters", {})["device"] = {"string_value": "gpu"}
+        return config, version or next(reversed(loaded), "")
 
     async def register(self, arena: Arena) -> None:
         """Let Triton map an arena; other errors than TritonUnavailable most likely mean that it runs on another host."""

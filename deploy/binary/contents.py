@@ -179,7 +179,7 @@ def data_files() -> list[tuple[str, str]]:
     for pattern in (
         "app/api/documentation/page/files/*",
         "app/cascade/built_in.toml",
-        "app/embedded/requirements.txt",
+        "app/embedded/requirements*.txt",
         f"app/embedded/{BACKEND.name}",
         *(f"app/{module}" for module in MODULES),
         "app/search/postgres/migrations/*.sql",

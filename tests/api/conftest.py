@@ -26,6 +26,8 @@ from tests.fakes import http
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import REPOSITORY, SCENE, Headers, Reply, call, calling, captured_log, free_port, lifespan_of, started
 
+Gateway = tuple[FakeTriton, httpx.AsyncClient]
+
 
 def settings_for(url: str, **others: object) -> Settings:
     """Make settings for a Triton at this address, which has the model of the fake one."""
@@ -48,7 +50,7 @@ async def reader(shared_app: Application) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def gateway() -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
+async def gateway() -> AsyncIterator[Gateway]:
     """A fake Triton, and a client of an application that uses it and has warmed up."""
     fake = FakeTriton()
     async with serving(fake), started(create_app(settings_for(fake.url))) as client:

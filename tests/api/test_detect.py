@@ -30,16 +30,14 @@ from app.pipeline.results import Detections
 from app.resilience.memory import MemoryBudget
 from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
-from tests.api.conftest import in_virtual_time, now
-from tests.fakes.triton import SPEC, FakeTriton, infer_response
+from tests.api.conftest import Gateway, in_virtual_time, now
+from tests.fakes.triton import SPEC, infer_response
 from tests.support import SCENE, captured_log, finds, in_cycles, json, receiving, sample_image, started
 
 CAT = sample_image("chelsea.jpg")
 JPEG = {"Content-Type": "image/jpeg"}
 BASE64 = base64.b64encode(CAT).decode()
 ONE_OBJECT = infer_response(output0=np.array([[0, 8, 32, 24, 0.5, 7], [0, 8, 16, 24, 0.75, 8]], np.float32))
-
-Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
 
 async def test_response_is_complete_however_the_image_is_sent(client: httpx.AsyncClient) -> None:

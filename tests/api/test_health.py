@@ -13,12 +13,11 @@ from app.api.caller import keys
 from app.main import create_app
 from app.resilience import last_valid
 from app.telemetry.timing import STAGES
-from tests.api.conftest import settings_for
+from tests.api.conftest import Gateway, settings_for
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, Samples, call, captured_log, chunk, json, read_samples, receiving, scrape, started
 from tests.world import time_of_app
 
-Gateway = tuple[FakeTriton, httpx.AsyncClient]
 REFUSAL = grpc.StatusCode.UNAVAILABLE, "failed to connect"
 
 

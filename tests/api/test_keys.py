@@ -188,6 +188,19 @@ def test_file_is_read_by_id(path: Path) -> None:
     assert [digest.hex() for digest in read["b_2"].digests] == [OTHER, SHA256]
 
 
+async def test_priority_of_a_key_is_that_of_its_images_in_the_queue_of_triton(path: Path) -> None:
+    path.write_text("".join(table(name, more=f'priority = "{name}"') for name in ("high", "normal", "low")))  # noqa: ASYNC240 - a small file
+    fake = FakeTriton().find_nothing()
+    fake.config = {**fake.config, "dynamic_batching": {"priority_levels": 2, "default_priority_level": 2}}
+    priorities = {}
+    async with serving(fake), started(create_app(settings_for(fake.url, api_keys_file=str(path)))) as client:
+        for name in ("high", "normal", "low"):
+            json(await client.post("/detect", content=SCENE, headers={"X-API-Key": f"{name}.{SECRET}"}))
+            priorities[name] = fake.requests[-1].parameters["priority"].uint64_param
+
+    assert priorities == {"high": 1, "normal": 0, "low": 2}  # 0: that of the model
+
+
 TABLE_RULE = ": [camera-1]: expected sha256 ("
 
 

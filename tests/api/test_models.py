@@ -17,12 +17,10 @@ from app.main import create_app
 from app.triton.repository import LOCK, REMOVED
 from app.zoo import description
 from app.zoo.repository import Repository
-from tests.api.conftest import settings_for, write_keys
+from tests.api.conftest import Gateway, settings_for, write_keys
 from tests.fakes.triton import CONFIG, FakeTriton, LoadingTriton, config_with, serving
 from tests.support import SCENE, call, calling, chunk, json, lifespan_of, receiving, started, staying
 from tests.zoo.exported import exported
-
-Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
 
 def by_name(document: dict[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,6 @@ class Client:
         return {"type": "http.disconnect"}
 
     async def post(self, app: Application) -> int:
-        """Return the status."""
         headers = {"Content-Type": "image/bmp", "Content-Length": str(len(SCENE))}
         return (await call(app, self.receive, "/detect", headers)).status
 

@@ -4,15 +4,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc
 import httpx
 import msgspec
-import numpy as np
 import pytest
 
 from app.main import create_app
 from tests.api.conftest import settings_for, write_keys
-from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
+from tests.fakes.triton import CONFIG, serving
+from tests.routing.test_router import Versions
 from tests.support import SCENE, calling, eventually, json, lifespan_of, read_samples, started, until
 
 ADMIN = {"X-API-Key": "boss.secret"}
@@ -20,19 +19,13 @@ CAMERA = {"X-API-Key": "camera.secret"}
 ROUTE = {"to": "tiny:2", "canary": {"to": "tiny:3", "share": 0.5}, "fallback": "tiny:1"}
 
 
-class Versions(FakeTriton):
+class WithClassifier(Versions):
     """Has versions 1 to 3 of `tiny`, and a classifier `kinds`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.model_versions = ["1", "2", "3"]
         self.index = [("tiny", "1", "READY", ""), ("kinds", "1", "READY", "")]
-        self.answer = infer_response(output0=np.array([[0, 0, 8, 8, 0.75, 1], [2, 2, 6, 6, 0.5, 0]], np.float32))
-
-    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        if request.name not in {"tiny", "kinds"}:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
-        return await super().ModelMetadata(request, context)
+        self.missing = {"detector", "first", "other", "gate"}
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         kinds = {"output": [{"name": "scores", "data_type": "TYPE_FP32", "dims": [5]}]}
@@ -43,7 +36,7 @@ class Versions(FakeTriton):
 class Service(NamedTuple):
     """An application with a routes file, whose clients have the keys `ADMIN` and `CAMERA`."""
 
-    fake: Versions
+    fake: WithClassifier
     client: httpx.AsyncClient
     file: Path
     settings: Any
@@ -54,7 +47,7 @@ class Service(NamedTuple):
 
 @pytest.fixture(scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    fake, folder = Versions(), tmp_path_factory.mktemp("routes")
+    fake, folder = WithClassifier(), tmp_path_factory.mktemp("routes")
     async with serving(fake):
         keys = write_keys(folder, ("boss", "secret", "admin health"), ("camera", "secret", "detect"))
         settings = settings_for(fake.url, routes_file=str(folder / "routes.toml"), api_keys_file=keys)

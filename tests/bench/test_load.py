@@ -7,11 +7,10 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from bench.__main__ import main
 from bench.experiments import server_load
@@ -22,43 +21,22 @@ from bench.load.images import SAMPLE_FOLDER, Sample
 from bench.load.target import local_target
 from bench.report.records import load_record
 from tests.bench.test_statistics import CAT
-from tests.fakes import http
+from tests.fakes.http import response
 from tests.nginx import write_certificate
 
-FULL = "429 Too Many Requests"
 SAMPLE = Sample("chelsea", b"\xff\xd8image", frozenset({"cat"}))
 
-Reply = Callable[[int, bytes], Awaitable[bytes | None]]
-"""Called with the number of a request and its head and body; None closes the connection without an answer."""
-
-
-def answer(body: bytes, status: str = "200 OK", *more: str) -> bytes:
-    head = "\r\n".join([f"HTTP/1.1 {status}", f"content-length: {len(body)}", *more])
-    return head.encode() + b"\r\n\r\n" + body
-
-
-def always(response: bytes | None) -> Reply:
-    async def reply(_number: int, _request: bytes) -> bytes | None:
-        return response
-
-    return reply
-
-
-def silent(end: asyncio.Event) -> Reply:
-    """Answer nothing; close the connections at the end."""
-
-    async def reply(_number: int, _request: bytes) -> None:
-        await end.wait()
-
-    return reply
+Reply = bytes | Callable[[int], Awaitable[bytes | None]] | None
+"""The answer to each request, or what returns it for the number of a request; None closes the connection without an answer."""
 
 
 class FakeServer:
-    """An HTTP server that counts its requests and connections."""
+    """An HTTP server that keeps its requests, and counts its connections."""
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
-        self.requests = 0
+        self.requests: list[bytes] = []
+        """Head and body of each."""
         self.connections = 0
         self.url = ""
 
@@ -68,12 +46,11 @@ class FakeServer:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or b"0")
-                request = head + await reader.readexactly(length)
-                self.requests += 1
-                response = await self.reply(self.requests - 1, request)
-                if response is None:
+                self.requests.append(head + await reader.readexactly(length))
+                answer = await self.reply(len(self.requests) - 1) if callable(self.reply) else self.reply
+                if answer is None:
                     break
-                writer.write(response)
+                writer.write(answer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -82,10 +59,10 @@ class FakeServer:
 
 
 @asynccontextmanager
-async def serving(reply: Reply) -> AsyncIterator[FakeServer]:
+async def serving(reply: Reply, tls: ssl.SSLContext | None = None) -> AsyncIterator[FakeServer]:
     fake = FakeServer(reply)
-    server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
-    fake.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(fake.serve, "127.0.0.1", 0, ssl=tls)
+    fake.url = f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield fake
     finally:
@@ -94,44 +71,37 @@ async def serving(reply: Reply) -> AsyncIterator[FakeServer]:
 
 
 async def test_clients_keep_their_connections_and_every_answer_is_counted() -> None:
-    response = answer(CAT, "200 OK", "Server-Timing: decode;dur=1.5, total;dur=4", "x-more: 1")
-    async with serving(always(response)) as server:
+    async with serving(response(CAT, "200 OK", "Server-Timing: decode;dur=1.5, total;dur=4", "x-more: 1")) as server:
         outcome = await Driver(f"{server.url}/detect", [SAMPLE], 30).closed(4, requests=200)
 
-    assert outcome.requests == server.requests == outcome.correct == outcome.histogram.total_count == 200
+    assert outcome.requests == len(server.requests) == outcome.correct == outcome.histogram.total_count == 200
     assert server.connections == 4
     assert outcome.stages == {"decode": 1.5, "total": 4.0}
     assert outcome.rate == pytest.approx(200 / outcome.seconds)
 
 
 async def test_samples_are_sent_in_turn_with_path_query_key_and_type() -> None:
-    received: list[bytes] = []
-
-    async def reply(_number: int, request: bytes) -> bytes:
-        received.append(request)
-        return answer(CAT)
-
     bodies = [SAMPLE.body, b"\x89PNG\r\n\r\n", b"--edge\r\n\r\nform\r\n--edge--", b'{"a":1}']
-    async with serving(reply) as server:
+    async with serving(response(CAT)) as server:
         target = local_target(f"{server.url}/predict/m?confidence=0.4")._replace(key="id.secret")
         await Driver(target, [Sample("", body, None) for body in bodies], 30).closed(1, requests=5)
 
-    assert [request.partition(b"\r\n\r\n")[2] for request in received] == [*bodies, SAMPLE.body]
-    assert all(request.startswith(b"POST /predict/m?confidence=0.4 HTTP/1.1\r\n") for request in received)
-    assert all(b"Authorization: Bearer id.secret\r\n" in request for request in received)
+    assert [request.partition(b"\r\n\r\n")[2] for request in server.requests] == [*bodies, SAMPLE.body]
+    assert all(request.startswith(b"POST /predict/m?confidence=0.4 HTTP/1.1\r\n") for request in server.requests)
+    assert all(b"Authorization: Bearer id.secret\r\n" in request for request in server.requests)
     types = [b"image/jpeg", b"application/octet-stream", b"multipart/form-data; boundary=edge", b"application/json"]
-    assert [request.partition(b"Content-Type: ")[2].partition(b"\r\n")[0] for request in received[:4]] == types
+    assert [request.partition(b"Content-Type: ")[2].partition(b"\r\n")[0] for request in server.requests[:4]] == types
 
 
 @pytest.mark.parametrize(("connections", "at_once"), [(3, 3), (100, 40)])
 async def test_requests_are_sent_when_due_as_far_as_there_are_connections(connections: int, at_once: int) -> None:
     everyone = asyncio.Event()
 
-    async def reply(number: int, _request: bytes) -> bytes:
+    async def reply(number: int) -> bytes:
         if number == at_once - 1:
             everyone.set()
         await everyone.wait()
-        return answer(CAT)
+        return response(CAT)
 
     async with serving(reply) as server:
         outcome = await Driver(server.url, [SAMPLE], 0.2).constant(200, connections)
@@ -144,12 +114,12 @@ async def test_requests_are_sent_when_due_as_far_as_there_are_connections(connec
 async def test_requests_that_a_stall_delays_count_from_when_they_were_due() -> None:
     stalled, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    async def reply(number: int, _request: bytes) -> bytes:
+    async def reply(number: int) -> bytes:
         if number == 10:
             loop.call_later(0.5, stalled.set)
         if number >= 10:
             await stalled.wait()
-        return answer(CAT)
+        return response(CAT)
 
     async with serving(reply) as server:
         outcome = await Driver(server.url, [SAMPLE], 1).constant(100, 2)
@@ -159,17 +129,17 @@ async def test_requests_that_a_stall_delays_count_from_when_they_were_due() -> N
 
 
 @pytest.mark.parametrize(
-    ("response", "requests", "statuses"),
+    ("answer", "requests", "statuses"),
     [
-        (answer(CAT, "200 OK", "Connection: close"), 6, {"200": 6}),
+        (response(CAT, "200 OK", "Connection: close"), 6, {"200": 6}),
         (None, 2, {"error": 2}),
         (b"SSH-2.0\r\ncontent-length: 1\r\n\r\nx", 2, {"error": 2}),
-        (answer(b'{"code":"gateway_full"}', FULL), 3, {"429": 3}),
+        (response(b'{"code":"gateway_full"}', "429 Too Many Requests"), 3, {"429": 3}),
     ],
     ids=["closed", "broken", "no HTTP", "rejected"],
 )
-async def test_connections_that_end_are_replaced(response: bytes | None, requests: int, statuses: dict[str, int]) -> None:
-    async with serving(always(response)) as server:
+async def test_connections_that_end_are_replaced(answer: bytes | None, requests: int, statuses: dict[str, int]) -> None:
+    async with serving(answer) as server:
         outcome = await Driver(server.url, [SAMPLE], 30).closed(1, requests=requests)
 
     assert outcome.statuses == statuses
@@ -179,7 +149,11 @@ async def test_connections_that_end_are_replaced(response: bytes | None, request
 
 async def test_request_without_an_answer_has_the_latency_of_the_whole_patience() -> None:
     never = asyncio.Event()
-    async with serving(silent(never)) as server:
+
+    async def reply(_: int) -> None:
+        await never.wait()
+
+    async with serving(reply) as server:
         closed = await Driver(server.url, [SAMPLE], 30, patience=0.1).closed(1, requests=1)
         constant = await Driver(server.url, [SAMPLE], 0.2, patience=0.2).constant(200, 2)
         never.set()
@@ -197,26 +171,6 @@ def test_load_for_another_host_is_rejected(url: str) -> None:
 KEY = "bench.0123456789"
 
 
-class Gateway(BaseHTTPRequestHandler):
-    """Answers each request as told, and keeps the keys that came with them."""
-
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet
-    keys: ClassVar[set[str | None]] = set()
-    answer = b'{"detections":[{"class_name":"cat"}]}'
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.keys.add(self.headers["authorization"])
-        self.send_response(200)
-        self.send_header("server-timing", "decode;dur=2, infer;dur=5, total;dur=9")
-        self.send_header("content-length", str(len(self.answer)))
-        self.end_headers()
-        self.wfile.write(self.answer)
-
-    def log_message(self, *_: object) -> None: ...
-
-
 def options(**changes: object) -> argparse.Namespace:
     return argparse.Namespace(**({"key_file": None, "ca": None, "yes": False, "requests": None} | changes))
 
@@ -230,15 +184,16 @@ def test_service_with_tls_and_keys_is_measured(
     tls.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
     (tmp_path / "key").write_text(f"{KEY}\n", encoding="ascii")
     file, image = tmp_path / "out.json", SAMPLE_FOLDER / "chelsea.jpg"
-    with http.serving(Gateway, tls) as url:
-        command = ["full", "--url", url, "--image", str(image), "--clients", "2", "--requests", "20"]
+    reply = response(CAT, "200 OK", "Server-Timing: decode;dur=2, infer;dur=5, total;dur=9")
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving(reply, tls)) as server:
+        command = ["full", "--url", server.url, "--image", str(image), "--clients", "2", "--requests", "20"]
         assert main(command) == 1
         assert "the certificate of " in capsys.readouterr().err
-        assert Gateway.keys == set()
+        assert server.requests == []
         assert main([*command, "--key-file", f"{tmp_path}/key", "--ca", f"{tmp_path}/ca.crt", "--json", str(file)]) == 0
     record, printed = load_record(file), capsys.readouterr().out
 
-    assert Gateway.keys == {f"Bearer {KEY}"}
+    assert all(f"Authorization: Bearer {KEY}\r\n".encode() in request for request in server.requests)
     assert record.runs[0].outcome.statuses == {"200": 20}
     assert record.server is not None
     assert f"{record.server.host} (127.0.0.1), this machine" in printed

@@ -3,12 +3,11 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from app.settings.schema import Settings
 from bench.experiments.tuning.search import Trial, choose
 from bench.experiments.tuning.variant import DOWN, UP, Dimension, Direction, Variant, neighbour, read_variant, write_variant
 from bench.harness.errors import ContestantError
@@ -29,7 +28,6 @@ CONFIG = {
 PRESENT = Variant(instances=2, threads=1, max_batch=16, delay_us=500, calls=0)
 ONE, TWO = Variant(instances=1), Variant(instances=2)
 MODEL = "wait_20"
-INTERRUPTED = 130
 
 
 def trial(throughput: float, milliseconds: float | None = 10.0) -> Trial:
@@ -83,31 +81,25 @@ def test_present_variant_stays_within_the_noise(other: list[Trial], chosen: Vari
     assert choose({ONE: present[:2], TWO: other[:2]}, ONE) == ONE
 
 
-@pytest.fixture(scope="module")
-def reloadable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Settings for a Triton elsewhere that runs `wait_20`."""
-    repository = tmp_path_factory.mktemp("reloadable")
-    write_fixture("wait_20", repository)
-    with embedded_triton(repository, "wait_20") as triton:
-        yield msgspec.structs.replace(triton.settings, triton_endpoints=triton.settings.triton_address)
+def test_triton_elsewhere_is_as_it_was_after_an_interruption(tmp_path: Path) -> None:
+    write_fixture(MODEL, tmp_path)
+    with embedded_triton(tmp_path, MODEL) as triton:
+        settings = msgspec.structs.replace(triton.settings, triton_endpoints=triton.settings.triton_address)
+        control = ModelControl(settings, MODEL)
+        before = control.read()
+        environment = {**environment_of(ROOT), **variables(settings), "NEREID_WORKERS": "1"}
+        command = [sys.executable, "-m", "bench", "tune", MODEL, "--clients=8", "--seconds=20"]
+        with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                wait_for(lambda: control.read() != before)
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate()
+            finally:
+                process.kill()
 
-
-def test_triton_elsewhere_is_as_it_was_after_an_interruption(reloadable: Settings) -> None:
-    control = ModelControl(reloadable, MODEL)
-    before = control.read()
-    environment = {**environment_of(ROOT), **variables(reloadable), "NEREID_WORKERS": "1"}
-    command = [sys.executable, "-m", "bench", "tune", MODEL, "--clients=8", "--seconds=20"]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            wait_for(lambda: control.read() != before)
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate()
-        finally:
-            process.kill()
-
-    assert process.returncode == INTERRUPTED
-    assert errors.splitlines()[-1] == "stopped; the config is as it was"
-    assert control.read() == before
-    with pytest.raises(ContestantError, match=rf"^Triton does not load {MODEL}: load failed .*nonsense"), control.restored():
-        control.load({**before, "backend": "nonsense"})
-    assert control.read() == before
+        assert process.returncode == 130  # interrupted
+        assert errors.splitlines()[-1] == "stopped; the config is as it was"
+        assert control.read() == before
+        with pytest.raises(ContestantError, match=rf"^Triton does not load {MODEL}: load failed .*nonsense"), control.restored():
+            control.load({**before, "backend": "nonsense"})
+        assert control.read() == before

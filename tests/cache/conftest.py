@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from app.pipeline.call import CallContext
 from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
-from app.telemetry.metrics import Metrics
 from app.telemetry.timing import CACHE, Timing
 from tests.fakes.triton import infer_response
 from tests.support import LIMITS, METRICS, SCENE
@@ -29,18 +27,17 @@ OBJECTS = np.array([[2, 3, 20, 25, 0.9, 0], [10, 4, 30, 20, 0.4, 1]], np.float32
 
 
 class Caching:
-    def __init__(self, world: World, metrics: Metrics) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
-        self.metrics = metrics
         self.networks = {"1": b"a network"}
         """Fingerprints by version."""
         self.fingerprints = Fingerprints(lambda _, version: self.networks.get(version, b""))
-        self.store: Store = MemoryStore(open_file(1 << 20), 60, metrics)
+        self.store: Store = MemoryStore(open_file(1 << 20), 60, METRICS)
         self.cache = self.open()
 
     def open(self, limits: PixelLimits = LIMITS.pixels, *, is_shared: bool = False) -> ResultCache:
         """Open a cache on the store, as other settings make it, and use it."""
-        cache = ResultCache(self.store, self.fingerprints, SECRET, limits, self.metrics, is_shared=is_shared)
+        cache = ResultCache(self.store, self.fingerprints, SECRET, limits, METRICS, is_shared=is_shared)
         self.world.pipeline.cache = self.cache = cache
         return cache
 
@@ -66,19 +63,13 @@ class Caching:
         return (await self.ask(data, call=call))[0]
 
 
-@asynccontextmanager
-async def open_caching(metrics: Metrics = METRICS, **capacity: Any) -> AsyncIterator[Caching]:  # noqa: ANN401
-    """Open a worker that knows the network of its model."""
-    async with open_world(**capacity) as world:
+@pytest.fixture
+async def caching() -> AsyncIterator[Caching]:
+    """A worker that knows the network of its model."""
+    async with open_world() as world:
         world.fake.answer = infer_response(output0=OBJECTS)
-        made = Caching(world, metrics)
+        made = Caching(world)
         made.fingerprints.get(await made.spec())
         await made.fingerprints.refresh()
         yield made
         await made.cache.close()
-
-
-@pytest.fixture
-async def caching() -> AsyncIterator[Caching]:
-    async with open_caching() as made:
-        yield made

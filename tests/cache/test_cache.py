@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.cache import entry, fingerprints
+from app.cache import entry, fingerprints, flight
 from app.cache.fingerprints import Fingerprints
 from app.cache.flight import Flights
 from app.detection.nms import Candidates
@@ -193,10 +193,6 @@ async def ask(flights: Flights, find: Finder, *deadlines: Deadline) -> list[asyn
     return tasks
 
 
-async def until_runs(find: Finder, number: int) -> None:
-    await eventually(lambda: len(find.runs) == number)
-
-
 @pytest.mark.parametrize(
     "error", [None, DeadlinePassed("late"), GatewayFull("full"), InvalidParameter("a class"), RuntimeError("a bug")]
 )
@@ -208,11 +204,20 @@ async def test_waiter_takes_over_when_the_first_ends_early(error: Exception | No
         first.cancel()
     else:
         find.runs[0].set_exception(error)
-    await until_runs(find, 2)
+    await eventually(lambda: len(find.runs) == 2)
     find.runs[1].set_result("found")
 
     assert await asyncio.gather(*others) == [("found", False), ("found", True)]
     assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], BaseException)
+
+
+async def test_question_that_was_answered_leaves_its_place_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight, "_MAX_WAITING", 1)
+    flights, find = Flights(), Finder()
+    for number in range(2):
+        questions = await ask(flights, find, FOREVER, FOREVER)
+        find.runs[number].set_result("found")
+        assert await asyncio.gather(*questions) == [("found", False), ("found", True)]
 
 
 async def test_error_of_the_image_or_the_model_is_that_of_all() -> None:

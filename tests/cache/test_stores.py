@@ -10,10 +10,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-import trustme
 from redis.asyncio import Redis
 from structlog.testing import CapturedCall
 
@@ -22,11 +20,12 @@ from app.cache.memory import MemoryStore, create, open_file, read_secret_of
 from app.cache.redis_store import RedisStore
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
+from tests.nginx import write_certificate
 from tests.redis_server import RedisServer, redis_server
+from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import METRICS, ROOT, OpenTable, captured_log, free_port
 
 VARIABLE = "NEREID_INTERNAL_CACHE_FD"
-SIZE = 1 << 16
 
 OpenStore = Callable[..., MemoryStore]
 
@@ -51,17 +50,10 @@ SEED, VALUES = 3, 2000
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The memory file of a host, which this process has created."""
+def open_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenStore]:
+    """Makes the store of a further worker of one host, whose memory file this process has created."""
     monkeypatch.setenv(VARIABLE, "")  # restored in the end, whatever `create` writes
-    descriptor = create(SIZE)
-    yield descriptor
-    os.close(descriptor)
-
-
-@pytest.fixture
-def open_store(host: int) -> Iterator[OpenStore]:
-    assert host
+    descriptor = create(1 << 16)
     opened: list[MemoryStore] = []
 
     def open_one(seconds: float = 60, metrics: Metrics = METRICS) -> MemoryStore:
@@ -71,6 +63,7 @@ def open_store(host: int) -> Iterator[OpenStore]:
     yield open_one
     for store in opened:
         asyncio.run(store.close())
+    os.close(descriptor)
 
 
 def key(number: int) -> bytes:
@@ -92,18 +85,14 @@ def run(store: MemoryStore, *numbers: int) -> list[bool]:
     return asyncio.run(put_and_get())
 
 
-def get(store: MemoryStore, number: int) -> bytes | None:
-    return asyncio.run(store.get(key(number)))
-
-
 def test_workers_find_what_others_have_put(open_store: OpenStore) -> None:
     one, other = open_store(), open_store()
-    assert get(other, 1) is None
+    assert asyncio.run(other.get(key(1))) is None
     assert run(one, 1, 2) == [True, True]
 
-    assert get(other, 1) == value(1)
+    assert asyncio.run(other.get(key(1))) == value(1)
     asyncio.run(other.put(key(1), b"newer"))
-    assert get(one, 1) == b"newer"
+    assert asyncio.run(one.get(key(1))) == b"newer"
 
 
 def test_the_oldest_values_leave(open_store: OpenStore, open_table: OpenTable) -> None:
@@ -167,24 +156,15 @@ KEY, OTHER = b"k" * 32, b"o" * 32
 VALUE = bytes(range(256)) * 8
 
 
-@pytest.fixture(name="folder")
-def short_folder() -> Iterator[Path]:
-    """The path of a Unix socket is short."""
-    with TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
 @pytest.fixture
-def server(folder: Path) -> Iterator[RedisServer]:
-    with redis_server(folder) as server:
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path) as server:
         yield server
 
 
 @pytest.fixture
-def metrics() -> Iterator[Metrics]:
-    table = WorkerTable()
-    yield Metrics(table, "0")
-    table.close()
+def metrics(table: WorkerTable) -> Metrics:
+    return Metrics(table, "0")
 
 
 @pytest.fixture(autouse=True)
@@ -230,16 +210,14 @@ async def test_user_needs_four_commands(server: RedisServer, metrics: Metrics, l
     assert "not-secret" not in str(log)
 
 
-async def test_tls_needs_a_trusted_certificate(folder: Path, metrics: Metrics) -> None:
-    authority, port = trustme.CA(), free_port()
-    certificate = authority.issue_cert("localhost")
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    certificate.private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
-    files = [f"--tls-{kind}-file {folder}/server.pem" for kind in ("cert", "key")]
-    options = " ".join([*files, f"--tls-ca-cert-file {folder}/ca.pem", f"--tls-port {port}", "--tls-auth-clients no"])
-    with redis_server(folder, *options.split()):
+async def test_tls_needs_a_trusted_certificate(tmp_path: Path, metrics: Metrics) -> None:
+    write_certificate(tmp_path, "localhost")
+    port, files = free_port(), {"cert": "tls.crt", "key": "tls.key", "ca-cert": "ca.crt"}
+    options = " ".join(f"--tls-{kind}-file {tmp_path}/{name}" for kind, name in files.items())
+    options += f" --tls-port {port} --tls-auth-clients no"
+    with redis_server(tmp_path, *options.split()):
         url = f"rediss://localhost:{port}/0"
-        async with opened(f"{url}?ssl_ca_certs={folder}/ca.pem", metrics) as store:
+        async with opened(f"{url}?ssl_ca_certs={tmp_path}/ca.crt", metrics) as store:
             await asyncio.gather(*(store.put(key, VALUE) for key in (KEY, OTHER)))
             assert [await store.get(key) for key in (KEY, OTHER)] == [VALUE, VALUE]
         async with opened(url, metrics) as store:
@@ -292,11 +270,9 @@ async def test_answer_that_comes_too_late_or_to_a_caller_who_left_is_nobody_else
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        *(b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"-\xff\r\n", b"$x\r\n", b"$9999999999\r\nx", b":1\r\n", b"*1\r\n*1\r\n"),
-    ],
+    [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"-\xff\r\n", b"$x\r\n", b"$9999999999\r\nx", b":1\r\n", b"*1\r\n*1\r\n"],
 )
-async def test_garbage_is_a_miss(answer: bytes, folder: Path, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_garbage_is_a_miss(answer: bytes, tmp_path: Path, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_store, "_SECONDS", 0.02)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -305,8 +281,8 @@ async def test_garbage_is_a_miss(answer: bytes, folder: Path, metrics: Metrics, 
         writer.close()
 
     async with (
-        await asyncio.start_unix_server(serve, folder / "garbage.sock"),
-        opened(f"unix://{folder}/garbage.sock", metrics) as store,
+        await asyncio.start_unix_server(serve, tmp_path / "garbage.sock"),
+        opened(f"unix://{tmp_path}/garbage.sock", metrics) as store,
     ):
         assert await store.get(KEY) is None
         await store.put(KEY, VALUE)

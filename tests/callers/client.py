@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 from bench.harness.environments import Environment
 from tests.support import ROOT
 
-PROGRAMS = Path(__file__).parent / "programs"
-_REQUIREMENTS = ROOT / "requirements" / "clients"
 _PAGE = ROOT / "docs" / "reference" / "clients.md"
 _TABLE = re.compile(r"(?<=<!-- table -->\n).*(?=\n<!-- end -->)", re.DOTALL)
 _SECONDS = 300
@@ -32,7 +30,7 @@ def environment(name: str) -> Environment:
 def pins() -> dict[str, str]:
     """Return the pinned version of each client: the first package of each file in requirements/clients; others are its needs."""
     versions: dict[str, str] = {}
-    for wanted in _REQUIREMENTS.glob("*.in"):
+    for wanted in (ROOT / "requirements" / "clients").glob("*.in"):
         locked = dict(re.findall(r"^(\S+)==(\S+)", wanted.with_suffix(".txt").read_text(encoding="utf-8"), re.MULTILINE))
         name = wanted.read_text(encoding="utf-8").split()[0]
         versions[name] = locked[name]
@@ -41,7 +39,7 @@ def pins() -> dict[str, str]:
 
 def run(name: str, program: str, *arguments: str) -> Any:  # noqa: ANN401
     """Run programs/PROGRAM.py with the Python of a client's environment; return the JSON that it prints last."""
-    command = [str(environment(name).python()), str(PROGRAMS / f"{program}.py"), *arguments]
+    command = [str(environment(name).python()), str(Path(__file__).parent / "programs" / f"{program}.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])

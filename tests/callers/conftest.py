@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
-from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,12 +18,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from app.settings.schema import DIALECTS
 from app.zoo import registry
-from bench.harness.ports import find_free
-from bench.harness.processes import running
-from bench.harness.triton import link_installation
 from tests.api.conftest import write_keys
 from tests.callers import client as table
 from tests.callers.client import pins
+from tests.faults.fleet import running_fleet
+from tests.imaging.samples import encode
 from tests.processes import PATIENCE_SECONDS, one_process_at_a_time
 from tests.support import ROOT, sample_image
 
@@ -37,15 +35,10 @@ LINES = ["Nereid reads", "two lines 2026"]
 PORTRAIT = sample_image("astronaut.jpg")
 
 
-def _draw_page() -> bytes:
-    image = Image.new("RGB", (640, 240), "white")
-    for number, line in enumerate(LINES):
-        ImageDraw.Draw(image).text((40, 40 + 90 * number), line, "black", ImageFont.load_default(48))
-    image.save(file := BytesIO(), "PNG")
-    return file.getvalue()
-
-
-PAGE = _draw_page()
+_page = Image.new("RGB", (640, 240), "white")
+for _number, _line in enumerate(LINES):
+    ImageDraw.Draw(_page).text((40, 40 + 90 * _number), _line, "black", ImageFont.load_default(48))
+PAGE = encode(_page, "PNG")
 """Has these lines of text."""
 
 
@@ -86,23 +79,10 @@ def serving(folder: Path, repository: Path, *others: Path, **settings: object) -
     shutil.copytree(repository / MODEL, folder / "models" / MODEL)
     for other in others:
         shutil.copytree(other, folder / "models" / other.name)
-    (folder / "triton").mkdir()
-    link_installation(folder / "triton")
-    (port,) = find_free(1)
-    given = {
-        "port": port,
-        "workers": 1,
-        "dialects": ",".join(DIALECTS),
-        "model": MODEL,
-        "timeout_seconds": 20,  # the machine also runs the clients
-        "model_repository": folder / "models",
-        "triton_home": folder / "triton",
-        **settings,
-    }
-    environment = {f"NEREID_{name.upper()}": str(value) for name, value in given.items()}
-    command = [sys.executable, "-m", "app", "serve"]
-    with running(command, environment, port, "/readyz", folder / "serve.log", ready_seconds=PATIENCE_SECONDS) as server:
-        yield server.url
+    # Its timeout is that long because the machine also runs the clients.
+    given = {"dialects": ",".join(DIALECTS), "model": MODEL, "timeout_seconds": 20, **settings}
+    with running_fleet(folder / "models", folder, instances=0, settings=given) as fleet:
+        yield fleet.url
 
 
 @pytest.fixture(scope="session")

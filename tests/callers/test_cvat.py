@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from PIL import Image
 from tests.api.conftest import write_keys
 from tests.api.test_tasks import IMAGE, triton_for
 from tests.callers.client import run
-from tests.fakes.http import serving
+from tests.fakes.http import Handler, serving
 from tests.fakes.triton import serving as serving_triton
 from tests.faults.serving import running_gateway
 from tests.processes import PATIENCE_SECONDS
@@ -63,26 +62,20 @@ def cvat(pictures: Sequence[Path], labels: list[dict[str, Any]]) -> Iterator[Tas
     }
     uploads: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Server(Handler):
+        def do_GET(self) -> None:  # noqa: N802
             path = urlsplit(self.path).path.rstrip("/")
-            self.answer(chunk.getvalue() if path == "/api/tasks/1/data" else json.dumps(answers[path]).encode())
+            if path == "/api/tasks/1/data":
+                self.answer(chunk.getvalue(), content_type="application/zip")
+            else:
+                self.answer(json.dumps(answers[path]).encode(), content_type="application/vnd.cvat+json")
 
-        def do_PATCH(self) -> None:
+        def do_PATCH(self) -> None:  # noqa: N802
             assert self.path == "/api/tasks/1/annotations/?action=create"
             uploads.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.answer(b"{}")
+            self.answer(b"{}", content_type="application/vnd.cvat+json")
 
-        def answer(self, body: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "application/zip" if body[:2] == b"PK" else "application/vnd.cvat+json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None: ...
-
-    with serving(Handler) as url:
+    with serving(Server) as url:
         yield Task(url, uploads)
 
 

@@ -17,6 +17,8 @@ DETECTED = (
 )
 FACE = "faces.box faces.landmarks faces.score faces.quality num_faces image.height"
 BATCH = "total_images processed_images failed_images status failures.filename failures.error failures.index"
+LINE = "regions.text regions.box_normalized regions.det_score regions.rec_score"
+OF_VECTORS = "results.filename results.error results.embedding_norm results.index"
 OF_BATCH = "results.filename results.status results.image_index results.image"
 
 pytestmark = pytest.mark.client("OpenProcessor")
@@ -91,44 +93,28 @@ def test_errors(own: httpx.Client, sight: httpx.Client, prefix: str) -> None:
 @both
 def test_text_faces_and_vectors(sight: httpx.Client, prefix: str) -> None:
     """Its calls, rewritten: text, faces, vectors and analyses of one image, and of several, one of which is broken."""
+    pair = {**one(PORTRAIT, "image1"), **one(PORTRAIT, "image2")}
+    calls: dict[str, tuple[Any, dict[str, Any], str]] = {
+        "ocr/predict": (one(PAGE), {}, f"{TEXTS} status error {LINE}"),
+        "ocr/batch": (several(PAGE, PAGE[:99]), {}, f"{BATCH} {OF_BATCH} total_text_regions images_with_text"),
+        "faces/detect": (one(PORTRAIT), {}, FACE),
+        "faces/recognize": (one(PORTRAIT), {}, f"{FACE} embeddings"),
+        "faces/verify": (pair, {}, "image1.num_faces image2.face_used threshold match similarity"),
+        "embed/image": (one(PORTRAIT), {}, "embedding_norm indexed image_id status"),
+        "embed/batch": (several(PORTRAIT, PORTRAIT[:99]), {}, f"{OF_VECTORS} total successful failed"),
+        "embed/boxes": (one(PORTRAIT), {"data": {"boxes": "[[0, 0, 1, 1]]"}}, "boxes.box num_boxes status"),
+        "analyze": (one(PORTRAIT), {"params": ALL}, f"{FACE} num_detections detections.box detections.class_id timing"),
+        "analyze/batch": (several(PAGE, PAGE[:99]), {"params": ALL}, f"{BATCH} results.num_faces total_detections"),
+    }
+    found = {
+        path: read(sight.post(f"{prefix}/{path}", files=files, **given), ANSWER, keys)
+        for path, (files, given, keys) in calls.items()
+    }
 
-    def ask(path: str, files: Any, *keys: str, **given: Any) -> Any:  # noqa: ANN401
-        return read(sight.post(f"{prefix}/{path}", files=files, **given), ANSWER, *keys)
-
-    text = ask(
-        "ocr/predict", one(PAGE), TEXTS, "status regions.text regions.box_normalized regions.det_score regions.rec_score error"
-    )
-    assert (text["texts"], text["full_text"].split("\n")) == (LINES, LINES)
-    for region in text["regions"]:
-        corners = np.reshape(region["box"], (4, 2)) / (640, 240)
-        assert [*corners.min(axis=0), *corners.max(axis=0)] == pytest.approx(region["box_normalized"], abs=1e-4)
-    texts = ask("ocr/batch", several(PAGE, PORTRAIT, PAGE[:99]), BATCH, OF_BATCH, "total_text_regions images_with_text")
-    assert [texts[f"{kind}_images"] for kind in ("total", "processed", "failed")] == [3, 2, 1]
-    assert texts["results"][0]["texts"] == LINES
-
-    found, recognized = ask("faces/detect", one(PORTRAIT), FACE), ask("faces/recognize", one(PORTRAIT), FACE)
-    (face,), (described,) = found["faces"], recognized["embeddings"]
-    assert recognized["faces"] == [face]
-    assert all(face["box"][side % 2] < at < face["box"][side % 2 + 2] for side, at in enumerate(face["landmarks"]))
-    assert np.linalg.norm(described) == pytest.approx(1, abs=1e-4)
-    same = ask(
-        "faces/verify", {**one(PORTRAIT, "image1"), **one(PORTRAIT, "image2")}, "image1.num_faces image2.face_used threshold"
-    )
-    assert (same["match"], same["similarity"]) == (True, pytest.approx(1, abs=1e-3))
-
-    vector = ask("embed/image", one(PORTRAIT), "embedding_norm indexed image_id status")["embedding"]
-    many = ask(
-        "embed/batch", several(PORTRAIT, PORTRAIT[:99]), "results.filename results.error results.embedding_norm results.index"
-    )
-    assert (many["total"], many["successful"], many["failed"]) == (2, 1, 1)
-    assert next(each["embedding"] for each in many["results"] if each["embedding"]) == pytest.approx(vector, abs=1e-5)
-    parts = ask("embed/boxes", one(PORTRAIT), "boxes.box num_boxes status", data={"boxes": "[[0, 0, 1, 1]]"})
-    assert np.dot(parts["boxes"][0]["embedding"], vector) > 0.99
-
-    analysis = ask("analyze", one(PORTRAIT), FACE, "num_detections detections.box detections.class_id timing", params=ALL)
+    assert found["ocr/predict"]["texts"] == found["ocr/batch"]["results"][0]["texts"] == LINES
+    assert (len(found["faces/detect"]["faces"]), found["faces/verify"]["match"]) == (1, True)
+    assert np.dot(found["embed/boxes"]["boxes"][0]["embedding"], found["embed/image"]["embedding"]) > 0.99
+    analysis = found["analyze"]
     assert "person" in {detection["class_name"] for detection in analysis["detections"]}
     assert all((analysis["global_embedding"], analysis["faces"][0]["embedding"], analysis["ocr"]))
-    least = ask("analyze", one(PORTRAIT), params=dict.fromkeys(ALL, False))
-    assert (least["global_embedding"], least["faces"][0]["embedding"]) == (None, None)
-    analyses = ask("analyze/batch", several(PORTRAIT, PAGE, PAGE[:99]), BATCH, "results.num_faces total_detections", params=ALL)
-    assert analyses["results"][1]["has_text"]
+    assert found["analyze/batch"]["results"][0]["has_text"]

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from io import BytesIO
 from typing import Any, NamedTuple
 
 import cv2
@@ -42,6 +41,7 @@ from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
 from tests.fakes import models
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response
+from tests.imaging.samples import encode
 from tests.model.configs import spec_of, table
 from tests.support import METRICS, SCENE, eventually, in_cycles
 from tests.world import Gate, World, open_world
@@ -53,10 +53,10 @@ class Runner(NamedTuple):
     pipeline: Pipeline
     metrics: Metrics
 
-    async def run(self, steps: dict[str, Any], image: bytes = SCENE, name: str = "", **context: Any) -> CascadeAnswer:  # noqa: ANN401
+    async def run(self, steps: dict[str, Any], image: bytes = SCENE, seconds: float = 30, **context: Any) -> CascadeAnswer:  # noqa: ANN401
         """Run a cascade of these steps, as a file has them."""
-        cascade = msgspec.convert({"steps": steps, "name": name}, Cascade)
-        call = CallContext(Deadline.after(context.pop("seconds", 30)), context.pop("timing", None) or Timing(), "abc", **context)
+        cascade = msgspec.convert({"steps": steps}, Cascade)
+        call = CallContext(Deadline.after(seconds), Timing(), "abc", **context)
         return await run_cascade(self.pipeline, cascade, image, call, self.metrics)
 
 
@@ -79,9 +79,7 @@ def blank() -> np.ndarray[Any, Any]:
 
 
 def png(pixels: np.ndarray[Any, Any]) -> bytes:
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return encode(Image.fromarray(pixels), "PNG")
 
 
 def names(results: Any) -> list[str]:  # noqa: ANN401
@@ -298,9 +296,7 @@ async def world() -> AsyncIterator[World]:
 
 
 async def run(world: World, steps: Any = STEPS, caller: Caller = ANYBODY) -> CascadeAnswer:  # noqa: ANN401
-    call = CallContext(Deadline.after(SECONDS), Timing(), "abc", caller)
-    cascade = msgspec.convert({"steps": steps}, Cascade)
-    return await run_cascade(world.pipeline, cascade, SCENE, call, METRICS)
+    return await Runner(world.pipeline, METRICS).run(steps, seconds=SECONDS, caller=caller)
 
 
 def errors(found: CascadeAnswer) -> list[str | None]:

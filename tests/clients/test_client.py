@@ -34,6 +34,7 @@ from nereid_client.prepare import shrink
 from tests.clients.conftest import TINY, detected, refused
 from tests.fakes import models
 from tests.fakes.other_tasks import LABELS
+from tests.imaging.samples import encode
 from tests.reference_detector import SCORE, Box, MatchCounts
 from tests.support import SCENE, SHARED, json
 
@@ -270,12 +271,12 @@ async def test_shape_is_read_and_the_task_is_the_route(shape: dict[str, Any], ex
 
 async def test_shapes_of_a_prepared_picture_are_those_of_the_original() -> None:
     """The one that was sent is half as large."""
-    Image.new("RGB", (400, 200)).save(file := BytesIO(), "PNG")
+    image = encode(Image.new("RGB", (400, 200)), "PNG")
     gateway = Gateway(mask=[SQUARE], keypoints=[NOSE], rotation=0.0, corners=CORNERS)
     async with AsyncClient(transport=gateway) as client:
-        (detection,) = (await client.detect(file.getvalue(), boxes="pixel", prepare=Prepare(200, 85))).detections
+        (detection,) = (await client.detect(image, boxes="pixel", prepare=Prepare(200, 85))).detections
         with pytest.raises(ValueError, match="polygons"):
-            await client.detect(file.getvalue(), masks="rle", prepare=Prepare(200, 85))
+            await client.detect(image, masks="rle", prepare=Prepare(200, 85))
 
     assert (detection.x1, detection.y2, detection.rotation) == (40.0, 180.0, 0.0)
     assert detection.mask == [[2 * number for number in SQUARE]]
@@ -327,9 +328,7 @@ def large_scene(image_format: str, orientation: int = 1) -> bytes:
         scene = scene.transpose(turn)
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Artist] = orientation, "somebody"
-    file = BytesIO()
-    scene.save(file, image_format, exif=exif)
-    return file.getvalue()
+    return encode(scene, image_format, exif=exif)
 
 
 @pytest.mark.usefixtures("own_pillow")

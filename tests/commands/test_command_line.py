@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from unittest.mock import Mock
 
 import psutil
@@ -34,8 +34,7 @@ ALL = "0.0.0.0"  # noqa: S104 - nobody listens
 DATABASE = "postgresql://nereid@db/nereid"
 
 
-def unreadable(*_: object) -> NoReturn:
-    raise PermissionError(13, "Permission denied", "models")
+UNREADABLE = Mock(side_effect=PermissionError(13, "Permission denied", "models"))
 
 
 def test_flags_precede_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +83,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     [
         ("settings", {"PROT": "80"}, "NEREID_PROT is not a setting; did you mean NEREID_PORT? `nereid settings` lists them all"),
         ("api --port 0", {}, "NEREID_PORT: ..."),
+        ("api --workers 257", {}, "NEREID_WORKERS: ..."),
         ("pull yolo12n", {}, f"pull does not know yolo12n; it knows {', '.join(PUBLISHED)}"),
         ("pull ocr --sha256 0", {}, "--sha256 is for one model; ocr is ocr_detection, ocr_direction, ocr_recognition"),
         ("add file --mean 1", {}, "an option is not valid: ..."),
@@ -93,7 +93,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("api", {"SOCKET": "used.sock"}, "socket HERE/used.sock is in use..."),
         ("serve --instances 2", {"SOCKET": "file/run"}, "cannot create file/run for the instances' sockets: ..."),
         ("serve | triton", {"TRITON_PORTS": "USED"}, "Triton cannot listen on port USED: it is in use; choose others with ..."),
-        ("serve | triton", {"app.__main__.loadable_models": unreadable}, "NEREID_MODEL_REPOSITORY: models: Permission denied"),
+        ("serve | triton", {"app.__main__.loadable_models": UNREADABLE}, "NEREID_MODEL_REPOSITORY: models: Permission denied"),
         ("serve | api", {"API_KEYS_FILE": "keys.toml"}, "NEREID_API_KEYS_FILE: keys.toml: [camera-1]: expected sha256 (..."),
         (
             "serve --triton a:1 | api",
@@ -150,7 +150,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 
 
 def test_api_is_served_as_the_settings_say(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server takes only addresses; a stale socket is no obstacle, and host and port do not matter with it."""
+    """The server takes only addresses; a stale socket is no obstacle, and host and port do not matter with it.
+
+    Its workers inherit the table, and the limit of open files, which is then as high as it may be.
+    """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     port, path = free_port(), tmp_path / "api.sock"
     monkeypatch.setenv("NEREID_HOST", "localhost")
     assert main(["api", "--port", str(port), "--workers", "3"]) == 0
@@ -225,7 +229,7 @@ def done(triton: Mock) -> list[str]:
 def test_triton_alone_is_prepared_and_stopped(triton: Mock, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["triton"]) == 1
     assert done(triton) == ["claim", "install", "pull", "start", "stop"]
-    triton.install.assert_called_once_with(Path("/h"))
+    triton.install.assert_called_once_with(Path("/h"), for_gpu=False)
     assert triton.pull.call_args.args[0].model == "yolo11n"
     ready, ended = capsys.readouterr().err.splitlines()
     assert f"gRPC at {Settings(triton_home='/h').triton_address}; " in ready

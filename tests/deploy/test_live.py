@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,17 +10,14 @@ from typing import NamedTuple
 
 import httpx
 import msgspec
-import psutil
 import pytest
 
-from app.settings.schema import PREFIX
 from bench.harness.ports import find_free
-from bench.harness.processes import Running, running
-from bench.harness.triton import link_installation
 from bench.load.driver import Driver
 from bench.load.images import unlabelled_samples
 from bench.models.repository import write_fixture
 from tests.deploy.needs import DASHBOARD, load
+from tests.faults.fleet import Fleet, running_fleet
 from tests.processes import no_process_left, require_program
 from tests.prometheus import CONFIG, Prometheus, running_prometheus
 
@@ -46,7 +42,7 @@ ODD = (
 )
 
 
-async def exercise(service: Running) -> None:
+async def exercise(service: Fleet) -> None:
     """Generate data for every panel: steady load, a crowd, invalid requests, and a killed Triton, which restarts in 20 seconds."""
     samples = unlabelled_samples()
 
@@ -56,9 +52,9 @@ async def exercise(service: Running) -> None:
 
     async def kill() -> None:
         await asyncio.sleep(SECONDS / 2)
-        for child in service.process.children():
-            if child.status() != psutil.STATUS_ZOMBIE and child.name() == "tritonserver":
-                child.kill()
+        triton = service.triton()
+        assert triton is not None
+        triton.kill()
 
     async def ask_oddly() -> None:
         async with httpx.AsyncClient(base_url=service.url, trust_env=False) as client:
@@ -85,7 +81,7 @@ class Observed(NamedTuple):
         """Return whether a query of the dashboard has values, with rates of eight scrapes and what it has chosen by default."""
         values = {"instance": HOST, "triton": ".+", "model": ".+", "__rate_interval": "4s"}
         query = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: values[found[1] or found[2]], query)
-        return any(one.points for one in self.prometheus.query_range(query, self.start, self.end, SCRAPE_SECONDS))
+        return self.prometheus.has_values(query, self.start, self.end, SCRAPE_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -95,17 +91,14 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     folder: Path = tmp_path_factory.mktemp("observed")
     for model in (MODEL, SLOW_MODEL):
         write_fixture(model, folder / "models")
-    (home := folder / "triton").mkdir()
-    link_installation(home)
-    port, http = find_free(2)
-    given = {"port": port, "triton_home": home, "triton_ports": http, "model_repository": folder / "models", "model": MODEL}
-    environment = {f"{PREFIX}{name.upper()}": str(value) for name, value in {**given, "workers": 2, "timeout_seconds": 2}.items()}
-    command, log = [sys.executable, "-m", "app", "serve"], folder / "serve.log"
-    targets = {"nereid": f"{HOST}:{port}", "triton": f"{TRITON}:{http + 1}"}
+    (http,) = find_free(1)
+    settings = {"triton_ports": http, "model": MODEL, "workers": 2, "timeout_seconds": 2}
     with (
         no_process_left(),
-        running(command, environment, port, "/readyz", log) as service,
-        running_prometheus(targets, folder, scrape_seconds=SCRAPE_SECONDS) as prometheus,
+        running_fleet(folder / "models", folder, instances=0, settings=settings) as service,
+        running_prometheus(
+            {"nereid": service.url.removeprefix("http://"), "triton": f"{TRITON}:{http + 1}"}, folder, scrape_seconds=SCRAPE_SECONDS
+        ) as prometheus,
     ):
         start = time.time()
         asyncio.run(exercise(service))
@@ -113,7 +106,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
 
 
 def test_every_panel_has_values(observed: Observed) -> None:
-    has_gpu = not observed.prometheus.query("absent(nv_gpu_utilization)")
+    has_gpu = observed.has_values("nv_gpu_utilization")
     for title, queries in PANELS:
         empty = [query for query in queries if not observed.has_values(query)]
         assert len(empty) == (len(queries) if title in GPU_PANELS and not has_gpu else 0), (title, empty)

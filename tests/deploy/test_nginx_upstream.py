@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socket import create_connection, create_server, socket
 from threading import Event
@@ -14,7 +13,7 @@ import pytest
 
 from bench.harness.processes import running
 from tests.deploy.test_nginx import assert_problem, exchange, get
-from tests.fakes.http import serving
+from tests.fakes.http import Handler, serving
 from tests.faults.test_resources import NEEDS_MOUNTS
 from tests.nginx import SHIPPED, Proxy, prepare, proxying
 from tests.processes import wait_for
@@ -30,18 +29,17 @@ IMAGE, SMALL = bytes(700_000), bytes(600_000)
 """NGINX keeps up to 1.25 times `client_body_buffer_size` in memory: 655,360 bytes."""
 
 
-class Instance(BaseHTTPRequestHandler):
+class Instance(Handler):
     """An instance that is ready, and does with other requests what their path says."""
 
-    protocol_version = "HTTP/1.1"
     seen: ClassVar[list[dict[str, str]]] = []
     """Headers of each request with a body."""
     is_over: ClassVar[Event]
 
-    def do_GET(self) -> None:
-        self.answer(200)
+    def do_GET(self) -> None:  # noqa: N802
+        self.answer()
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         self.rfile.read(int(self.headers["Content-Length"]))
         self.seen.append({name.lower(): value for name, value in self.headers.items()})
         if self.path == "/predict/hangs":
@@ -49,14 +47,7 @@ class Instance(BaseHTTPRequestHandler):
         if self.path == "/predict/breaks":
             self.close_connection = True
         else:
-            self.answer(int(self.path.removeprefix("/predict/")) if self.path[-1].isdigit() else 200)
-
-    def answer(self, status: int) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None: ...
+            self.answer(status=int(self.path.removeprefix("/predict/")) if self.path[-1].isdigit() else 200)
 
 
 @pytest.fixture

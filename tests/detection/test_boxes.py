@@ -16,19 +16,13 @@ from app.detection.select import Suppression, choose_best, select, to_class_ids,
 from app.errors import InvalidImage, InvalidModelOutput, InvalidParameter
 from app.model.anchors import anchor_grid, count_anchors
 from app.model.heads import RAW_HEADS, DetectionHead, OutputFormat
-from app.model.spec import ModelSpec, from_triton_config
+from app.model.spec import ModelSpec
+from tests.model import configs
+from tests.model.configs import table
 
 Outputs = dict[str, NDArray[Any]]
 
-BASE = from_triton_config(
-    {
-        "name": "m",
-        "max_batch_size": 1,
-        "input": [{"name": "images", "data_type": "TYPE_FP32", "dims": [3, 32, 64]}],
-        "output": [{"name": "o", "data_type": "TYPE_FP32", "dims": [300, 6]}],
-    },
-    "1",
-)
+BASE = configs.spec_of(image=table(3, 32, 64))
 ANCHORS = 42
 BOXES = np.array([[1, 2, 3, 4], [5, 6, 7, 8], [9, 9, 9, 9]], np.float32)
 SCORES = np.array([0.9, 0.5, 0.1], np.float32)
@@ -36,7 +30,6 @@ CLASSES = np.array([2, 0, 1], np.int32)
 
 
 def spec_of(output_format: OutputFormat, *, has_normalized_boxes: bool = False, iou: float = 0.7, **changes: Any) -> ModelSpec:  # noqa: ANN401
-    """Return the spec of a model with that format, whose outputs may have any type."""
     names = tuple(ANSWERS[output_format])
     head = DetectionHead(output_format=output_format, has_normalized_boxes=has_normalized_boxes, iou=iou, max_iou=1.0)
     parts = {"head": head, "output_names": names, "output_dtypes": (None,) * len(names)}
@@ -75,13 +68,16 @@ def rtdetr(score: float = 0.9) -> NDArray[np.float32]:
     return np.array([[0.5, 0.5, 0.25, 0.5, 0, score], [0, 0, 0, 0, 0, 0]], np.float32)
 
 
+HEADS = {
+    OutputFormat.YOLO_HEAD: yolo,
+    OutputFormat.YOLOV5_HEAD: yolov5,
+    OutputFormat.YOLOX_HEAD: yolox,
+    OutputFormat.RTDETR: rtdetr,
+}
 ANSWERS: dict[OutputFormat, Outputs] = {
     OutputFormat.END_TO_END: four(),
     OutputFormat.SIX_COLUMNS: six([1, 2, 3, 4, 0.9, 2], [5, 6, 7, 8, 0.5, 0]),
-    OutputFormat.YOLO_HEAD: {"o": yolo()[None]},
-    OutputFormat.YOLOV5_HEAD: {"o": yolov5()[None]},
-    OutputFormat.YOLOX_HEAD: {"o": yolox()[None]},
-    OutputFormat.RTDETR: {"o": rtdetr()[None]},
+    **{name: {"o": head()[None]} for name, head in HEADS.items()},
 }
 
 
@@ -155,12 +151,6 @@ def broken(head: NDArray[np.float32], value: float, at: tuple[int, int] = (-1, -
     return {"o": head[None]}
 
 
-HEADS = {
-    OutputFormat.YOLO_HEAD: yolo,
-    OutputFormat.YOLOV5_HEAD: yolov5,
-    OutputFormat.YOLOX_HEAD: yolox,
-    OutputFormat.RTDETR: rtdetr,
-}
 SHAPES = {
     OutputFormat.SIX_COLUMNS: (3, 7),
     OutputFormat.YOLO_HEAD: (4, 42),

@@ -17,23 +17,16 @@ from app.detection.nms import Candidates
 from app.errors import DeadlinePassed, InvalidModelOutput
 from app.imaging.transform import ImageTransform
 from app.model.heads import ClassificationHead
-from app.model.spec import ModelSpec, from_triton_config
+from app.model.spec import ModelSpec
 from app.obb.boxes import enclose, suppress, to_corners, to_rotations
 from app.pose.faces import rate_faces
 from app.pose.keypoints import read_keypoints
 from app.resilience.deadline import Deadline
 from app.segmentation.mask import Mask, MaskFormat
 from app.segmentation.masks import make_masks
+from tests.model.configs import spec_of, table
 
-LOGITS = from_triton_config(
-    {
-        "name": "m",
-        "max_batch_size": 4,
-        "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [32, 32, 3]}],
-        "output": [{"name": "o", "data_type": "TYPE_FP32", "dims": [3]}],
-    },
-    "1",
-)
+LOGITS = spec_of(table(3), image=table(32, 32, 3, data_type="TYPE_UINT8"))
 PROBABILITIES = msgspec.structs.replace(LOGITS, head=ClassificationHead(classes=3, scores="probabilities"))
 UNCOUNTED = msgspec.structs.replace(LOGITS, head=ClassificationHead(classes=-1, scores="logits"))
 HALF = msgspec.structs.replace(LOGITS, output_dtypes=(np.dtype("f2"),))

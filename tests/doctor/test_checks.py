@@ -72,6 +72,28 @@ def test_settings_and_their_files(  # noqa: PLR0913, PLR0917 - a table
 
 
 @pytest.mark.parametrize(
+    ("instances", "threads", "is_embedded", "severity", "says"),
+    [
+        (4, "", True, OK, "4 instances of 1 thread on 4 cores"),
+        (1, "", False, OK, "1 instance of 4 threads on 4 cores"),
+        (1, "1", True, WARNING, "1 instance of 1 thread on 4 cores: most of the cores are idle while it runs"),
+        (4, "2", True, WARNING, "4 instances of 2 threads on 4 cores: they wait for each other"),
+    ],
+)
+def test_threads_of_a_model_fit_the_cores(
+    instances: int, threads: str, severity: Severity, says: str, *, is_embedded: bool
+) -> None:
+    config = {
+        "name": "m",
+        "backend": "onnxruntime",
+        "instance_group": [{"count": instances, "kind": "KIND_CPU"}],
+        "parameters": {"intra_op_thread_count": {"string_value": threads}},
+    }
+    (finding,) = batching.check_instances(batching.read(config), FILE, 4.0, is_embedded=is_embedded)
+    assert_finding(finding, severity, says)
+
+
+@pytest.mark.parametrize(
     ("machine", "settings", "code", "severity", "says"),
     [
         ({"cores": 2.0}, {"workers": 3}, "workers", WARNING, ["3 workers for 2 cores", "NEREID_WORKERS=2"]),
@@ -251,11 +273,12 @@ async def check_database(url: str) -> Finding:
     return finding
 
 
-async def test_a_database_that_can_be_used(each_postgres: Server) -> None:
-    settings = msgspec.structs.replace(each_postgres.settings, search="on")
-    (found,) = await database.check(settings)
-    assert_finding(found, OK, f"PostgreSQL {each_postgres.program.version}.", "with pgvector 0.8.5")
-    await each_postgres.execute("DO $$ BEGIN ASSERT to_regclass('images') IS NULL; END $$", "nereid")
+@pytest.mark.parametrize("version", ["postgres16", "postgres"])
+async def test_a_database_that_can_be_used(request: pytest.FixtureRequest, version: str) -> None:
+    server: Server = request.getfixturevalue(version)
+    (found,) = await database.check(msgspec.structs.replace(server.settings, search="on"))
+    assert_finding(found, OK, f"PostgreSQL {server.program.version}.", "with pgvector 0.8.5")
+    await server.execute("DO $$ BEGIN ASSERT to_regclass('images') IS NULL; END $$", "nereid")
 
 
 async def test_a_database_that_cannot_be_used(postgres: Server, database: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +181,6 @@ def without_triton(tmp_path: Path) -> Settings:
     return Settings(triton_endpoints=f"127.0.0.1:{free_port()}", model_repository=str(tmp_path), port=free_port())
 
 
-@contextmanager
-def in_a_thread(fake: FakeTriton) -> Iterator[None]:
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving(fake)):
-        yield
-
-
 def fake(**attributes: object) -> FakeTriton:
     made = FakeTriton()
     for name, value in {"version": "2.59.1", "extensions": EXTENSIONS, **attributes}.items():
@@ -196,8 +190,9 @@ def fake(**attributes: object) -> FakeTriton:
 
 def examine_fakes(settings: Settings, capsys: Capture, *fakes: FakeTriton, before: str = "", **changes: object) -> Examined:
     with ExitStack() as stack:
+        portal = stack.enter_context(start_blocking_portal())
         for each in fakes:
-            stack.enter_context(in_a_thread(each))
+            stack.enter_context(portal.wrap_async_context_manager(serving(each)))
         endpoints = ",".join([*filter(None, [before]), *(each.url for each in fakes)])
         return examine(msgspec.structs.replace(settings, triton_endpoints=endpoints, model="a", **changes), capsys)
 

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import onnx
 import psutil
 import pytest
 
@@ -24,11 +23,8 @@ MODEL = "six_columns"
 def tiny(tmp_path: Path) -> Path:
     """A repository with one small model; the value is the model's folder."""
     model, parameters = models.models()[MODEL]
-    folder = tmp_path / "repository" / MODEL
-    (folder / "1").mkdir(parents=True)
-    onnx.save(model, folder / "1" / "model.onnx")
-    (folder / "config.pbtxt").write_text(models.config(MODEL, model, parameters), encoding="utf-8")
-    return folder
+    models.save(tmp_path / "repository", MODEL, model, models.config(MODEL, model, parameters))
+    return tmp_path / "repository" / MODEL
 
 
 @pytest.fixture
@@ -74,13 +70,11 @@ with open("/dev/shm/" + option("shm-region-prefix-name") + "1", "w") as file:
 if os.fork() == 0:
     signal.pause()
 sys.path.insert(0, ROOT)
-import numpy
-from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.fakes.triton import FakeTriton, serving
 
 async def main():
-    fake = FakeTriton()
+    fake = FakeTriton().find_nothing()
     fake.is_model_ready = plan["is_ready"]
-    fake.answer = infer_response(output0=numpy.zeros((1, plan["rows"], 6), numpy.float32))
     async with serving(fake, address=option("--grpc-address") + ":" + option("--grpc-port")):
         await asyncio.Event().wait()
 
@@ -90,7 +84,7 @@ asyncio.run(main())
 
 def imitate(stand_in: Settings, **otherwise: object) -> Settings:
     """Let the program behave like Triton, but for what a test wants otherwise."""
-    plan = {"is_ready": True, "rows": 2, "says": ""} | otherwise
+    plan = {"is_ready": True, "says": ""} | otherwise
     script(stand_in, IMITATION.replace("PLAN", repr(plan)).replace("ROOT", repr(str(ROOT))), f"{sys.executable} -I")
     return stand_in
 

@@ -7,29 +7,30 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import parser
 from PIL import Image
 
 from app.embedded.file_input import FileInput
 from app.errors import UnsupportedModel
 from app.imaging.fit import Letterbox
 from tests.imaging.samples import FORMATS, PIXELS, draw, encode, exif_of, store
+from tests.model.configs import FILE, SIX_COLUMNS, config, table
+from tests.zoo.exported import parse
 
 Array = NDArray[Any]
 Backend = Any
 """Triton's modules have no types."""
+CPU = 1, 0
 USED = ctypes.create_string_buffer(b"used_dlpack")
 
 # Doubles every value, and adds up each row.
 MODEL = """
-<ir_version: 8, opset_import: ["": 17]>
 small (float[batch, n] values) => (float[batch, n] doubled, float[batch] sums) {
     doubled = Add (values, values)
     last = Constant <value_ints = [1]> ()
@@ -37,38 +38,14 @@ small (float[batch, n] values) => (float[batch, n] doubled, float[batch] sums) {
 }"""
 # Returns the mean of each image.
 PIXELS_MODEL = """
-<ir_version: 8, opset_import: ["": 17]>
 small (uint8[batch, 32, 32, 3] image) => (float[batch] means) {
     values = Cast <to = 1> (image)
     means = ReduceMean <axes = [1, 2, 3], keepdims = 0> (values)
 }"""
-SIDE = 64
 
 
-def config(**parameters: str) -> dict[str, Any]:
-    return {
-        "name": "m",
-        "max_batch_size": 4,
-        "input": [{"name": "file", "data_type": "TYPE_STRING", "dims": ["1"]}],
-        "output": [
-            {"name": "means", "data_type": "TYPE_FP32", "dims": ["300", "6"]},
-            {"name": "decoded", "data_type": "TYPE_INT32", "dims": ["1"]},
-        ],
-        "parameters": {key: {"string_value": value} for key, value in ({"square": str(SIDE)} | parameters).items()},
-    }
-
-
-class Consumer:
-    """Passes a DLPack capsule on to numpy."""
-
-    def __init__(self, capsule: object) -> None:
-        self.capsule = capsule
-
-    def __dlpack__(self, **_: object) -> Any:  # noqa: ANN401
-        return self.capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0  # the CPU
+def takes_files(**parameters: str) -> dict[str, Any]:
+    return config(SIX_COLUMNS, table(1, name="decoded", data_type="TYPE_INT32"), image=FILE, batch=4, **parameters)
 
 
 class Tensor:
@@ -84,7 +61,7 @@ class Tensor:
     @classmethod
     def from_dlpack(cls, name: str, capsule: object) -> "Tensor":
         """Consume a capsule as Triton does, which gives it another name than the DLPack standard."""
-        array = np.from_dlpack(Consumer(capsule))
+        array: Array = np.from_dlpack(SimpleNamespace(__dlpack__=lambda **_: capsule, __dlpack_device__=lambda: CPU))
         ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), USED)
         assert array.flags.c_contiguous, "Triton reads the memory from one end to the other"
         tensor = cls(name, array)
@@ -92,14 +69,11 @@ class Tensor:
         cls.converted.append(name)
         return tensor
 
-    def as_numpy(self) -> Array:
-        return self.array if self.array.dtype == np.object_ else np.empty(0, self.array.dtype)
-
     def __dlpack__(self, **options: Any) -> Any:  # noqa: ANN401
         return self.array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0
+        return CPU
 
 
 class TritonError(Exception):
@@ -144,10 +118,9 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def load(backend: Backend, folder: Path, text: str = MODEL) -> Backend:
-    """Write a model repository with a small model, and load it."""
     (folder / "1").mkdir()
-    onnx.save(parser.parse_model(text), folder / "1" / "model.onnx")
-    given = config(square="32") if text == PIXELS_MODEL else {}
+    onnx.save(parse(text), folder / "1" / "model.onnx")
+    given = takes_files(square="32") if text == PIXELS_MODEL else {}
     model = backend.TritonPythonModel()
     model.initialize({"model_config": json.dumps(given), "model_repository": str(folder), "model_version": "1"})
     return model
@@ -230,9 +203,9 @@ def test_files_become_the_pixels_that_the_network_takes(backend: Backend, tmp_pa
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_pixels_are_those_of_the_gateway(image_format: str) -> None:
     file = encode(Image.fromarray(store(PIXELS, 6)), image_format, exif=exif_of(6))
-    pixels, note = FileInput(config()).draw([file])
-    expected = np.empty((SIDE, SIDE, 3), np.uint8)
-    draw(file, Letterbox((SIDE, SIDE), "center", enlarge=True, pad=114), expected)
+    pixels, note = FileInput(takes_files(square="64")).draw([file])
+    expected = np.empty((64, 64, 3), np.uint8)
+    draw(file, Letterbox((64, 64), "center", enlarge=True, pad=114), expected)
     np.testing.assert_array_equal(pixels[0], expected)
     np.testing.assert_array_equal(note["decoded"], np.array([[1]], np.int32))
 
@@ -240,11 +213,9 @@ def test_pixels_are_those_of_the_gateway(image_format: str) -> None:
 def test_parameters_are_those_of_the_config() -> None:
     """The image lies where the gateway expects it when it maps boxes back."""
     file = encode(Image.fromarray(PIXELS), "PNG")
-    pixels, _ = FileInput(config(placement="top_left", enlarge="false", pad="7")).draw([file])
+    pixels, _ = FileInput(takes_files(square="64", placement="top_left", enlarge="false", pad="7")).draw([file])
     np.testing.assert_array_equal(pixels[0, :16, :32], PIXELS)
     assert (pixels[0, 16:] == 7).all()
     assert (pixels[0, :, 32:] == 7).all()
-    unclear = config()
-    del unclear["parameters"]["square"]
     with pytest.raises(UnsupportedModel, match="square"):
-        FileInput(unclear)
+        FileInput(takes_files())

@@ -77,7 +77,7 @@ class Packages:
         return wheel
 
     def make_environment(self, folder: Path, requirements: Path, _: str) -> None:
-        assert requirements == module.REQUIREMENTS
+        assert requirements == module.REQUIREMENTS[module.CPU_FOLDER]
         (folder / "bin").mkdir()
         self.finish("environment")
 
@@ -137,7 +137,7 @@ def test_second_install_renews_what_has_changed(
         mark = tmp_path / name / "complete"
         mark.write_text(mark.read_text(encoding="utf-8").replace(VERSION, new.get("VERSION", VERSION)), encoding="utf-8")
     if "REQUIREMENTS" in new:
-        monkeypatch.setattr(module, "REQUIREMENTS", tmp_path / "triton.txt")
+        monkeypatch.setitem(module.REQUIREMENTS, module.CPU_FOLDER, tmp_path / "triton.txt")
         packages.fails_at, packages.failure = "environment", CommandError("pip failed")
         with pytest.raises(CommandError, match="pip failed"):
             install(tmp_path)

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from app.triton.client import TritonClient
 from app.triton.control_key import HEADER
 from app.triton.shared_memory import Arena
 from tests.embedded.conftest import MODEL, SHM, imitate, parts, program_of, script, shared
-from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
+from tests.fakes.triton import CONFIG, FakeTriton, infer_response
 from tests.model.configs import FILE, SIX_COLUMNS, config, table
 from tests.processes import (  # noqa: F401 - a fixture
     nothing_left_running,
@@ -45,7 +44,6 @@ from tests.support import finds, free_port, started, transport_in_use
 
 @pytest.fixture(params=["imitation", pytest.param("own", marks=pytest.mark.system)])
 def either(request: pytest.FixtureRequest) -> Settings:
-    """Run the test with the imitation and with Triton itself."""
     settings: Settings = request.getfixturevalue(request.param)
     return settings
 
@@ -207,12 +205,8 @@ def test_shared_memory_is_private(either: Settings, server: EmbeddedTriton) -> N
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[FakeTriton]:
-    fake = FakeTriton()
-    fake.answer = infer_response(output0=np.zeros((1, 2, 6), np.float32))
-    async with serving(fake):
-        yield fake
-        fake.may_answer.set()
+def fake(fake_triton: tuple[FakeTriton, TritonClient]) -> FakeTriton:
+    return fake_triton[0].find_nothing()
 
 
 async def check(fake: FakeTriton, seconds: float = 10) -> None:
@@ -258,7 +252,6 @@ async def test_empty_output_or_a_model_without_an_adapter_fails_the_check(fake: 
 
 
 def tcp_listeners(server: EmbeddedTriton) -> list[tuple[str, int]]:
-    """Return where the processes of a server listen on TCP."""
     processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     connections = [connection for process in processes for connection in process.net_connections(kind="inet")]
     return [tuple(connection.laddr) for connection in connections if connection.status == psutil.CONN_LISTEN]

@@ -59,7 +59,6 @@ class Watched(Executor):
         self.service.tick()
 
     def find(self, error: Exception | None = None, *, after: float = 0, check: int = -1) -> None:
-        """Let a check end."""
         self.look(after)
         self.checks[check].set_exception(error) if error else self.checks[check].set_result(None)
         self.look()
@@ -77,7 +76,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    """Reads what has been said of the program since the last time."""
     return lambda: [line.removeprefix("nereid: the program ") for line in capsys.readouterr().err.splitlines()]
 
 

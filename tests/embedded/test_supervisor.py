@@ -20,7 +20,6 @@ import pytest
 from app.embedded.api_process import ApiProcess
 from app.embedded.service import CheckError
 from app.embedded.supervisor import supervise
-from app.host.program import CommandError
 from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
 from app.telemetry.instruments import Counter
@@ -33,7 +32,7 @@ from tests.support import TABLE_VARIABLE, free_port
 
 # Stands in for `python -m app api`: notes what happens to it, and answers 200, or 503 while there is a file of the path's name.
 API = """#!{python} -IS
-import os, signal, socket, subprocess, sys, threading, time
+import os, signal, socket, subprocess, sys, threading
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import TCPServer
@@ -44,9 +43,6 @@ name = Path(path).stem + " " if path else ""
 def note(text):
     with (folder / "notes").open("a") as file:
         file.write(name + text + "\\n")
-def wait_until(holds):
-    while not holds():
-        time.sleep(0.02)
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -87,13 +83,11 @@ class Triton:
     name, ready_seconds = "Triton", 60.0
 
     def __init__(self) -> None:
-        self.starts, self.failure = 0, ""
+        self.starts = 0
         self.spawn()
 
     def spawn(self) -> None:
         self.starts += 1
-        if self.failure:
-            raise CommandError(self.failure)
         self.process = subprocess.Popen(["sleep", "60"])
 
     def poll(self) -> int | None:
@@ -149,9 +143,6 @@ class Serve(io.StringIO):
         lines = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
         return [line.removeprefix(f"{instance} ") for line in lines if line.startswith(instance)]
 
-    def noted(self, *notes: str) -> Condition:
-        return lambda: set(notes) <= set(self.notes())
-
     @property
     def lines(self) -> list[str]:
         return [line.removeprefix("nereid: ") for line in self.getvalue().splitlines()]
@@ -166,7 +157,6 @@ class Serve(io.StringIO):
 
 STARTED = "started with -P -m app api in its own process group"
 TOLD = "told to stop by SIGTERM"
-STOPPING = "stopping when requests in progress have ended; a second signal ends them"
 CHILD = "subprocess.Popen(['sh', '-c', \"trap '' TERM; exec sleep 60\"]).pid"
 
 
@@ -210,8 +200,9 @@ def test_second_signal_or_the_end_of_the_time_ends_what_does_not_end_itself(
     serve.write_api(begin=CHILD, stop="pass")
     before = processes.children()
 
-    assert serve.run(stop_when(serve.shows("ready"), *[serve.noted(TOLD)] * is_told_again), drain_delay_seconds=0) == 0
-    assert serve.lines[1:] == [STOPPING, *["ending requests in progress"] * is_told_again]
+    assert serve.run(stop_when(serve.shows("ready"), *[lambda: TOLD in serve.notes()] * is_told_again), drain_delay_seconds=0) == 0
+    stopping = "stopping when requests in progress have ended; a second signal ends them"
+    assert serve.lines[1:] == [stopping, *["ending requests in progress"] * is_told_again]
     wait_until_gone(processes.children() - before)
     stop()  # further signals do not interrupt the clean-up
 
@@ -262,7 +253,7 @@ def test_triton_whose_model_has_died_or_is_wrong_is_restarted(serve: Serve, trit
 
 def test_api_does_not_work_without_signs_of_life(serve: Serve, request: pytest.FixtureRequest) -> None:
     """Its workers may answer although their parent hangs. Once its model is ready, it is not asked for that again."""
-    serve.write_api(begin="note(os.environ['NEREID_INTERNAL_BEATS_FD'])\nwait_until(lambda: False)")
+    serve.write_api(begin="note(os.environ['NEREID_INTERNAL_BEATS_FD'])\nthreading.Event().wait()")
     process = ApiProcess(Settings(), serve.folder / "a.sock")
     request.addfinalizer(process.kill)
     process.spawn()

@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -24,6 +24,23 @@ LOOPBACK = "127.0.0.1"
 
 Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 """A whole response, or what writes it."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers, and logs nothing."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet
+
+    def answer(self, body: bytes = b"", status: int = 200, content_type: str = "") -> None:
+        self.send_response(status)
+        if content_type:
+            self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
 
 
 @contextmanager
@@ -45,16 +62,11 @@ def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = 
 def answering(body: bytes, status: int = 200, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Answer GET of every path with the same body; yields the URL."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answering(Handler):
         def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(body, status)
 
-        def log_message(self, *_: object) -> None: ...
-
-    with serving(Handler, tls) as url:
+    with serving(Answering, tls) as url:
         yield url
 
 
@@ -68,10 +80,9 @@ class Script:
             host, port = listening.getsockname()[:2]
             self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._listening, self._answers = listening, iter(answers)
-        self._silent: list[socket.socket] = []
 
     def run(self) -> None:
-        with suppress(OSError):  # in the end
+        with ExitStack() as silent, suppress(OSError):  # in the end
             while True:
                 connection, _ = self._listening.accept()
                 asked = b""
@@ -82,12 +93,10 @@ class Script:
                 if isinstance(answer, int):
                     answer = f"HTTP/1.1 {answer} Whatever\r\nContent-Length: 0\r\n\r\n".encode()
                 if answer is None:
-                    self._silent.append(connection)
+                    silent.enter_context(connection)
                 else:
                     with connection:
                         connection.sendall(answer)
-        for connection in self._silent:
-            connection.close()
 
 
 @contextmanager

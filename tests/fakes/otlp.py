@@ -5,12 +5,14 @@ import threading
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.fakes.http import Handler
 
 
 class Receiver(ThreadingHTTPServer):
@@ -54,11 +56,10 @@ class Receiver(ThreadingHTTPServer):
         )
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: Receiver
-    protocol_version = "HTTP/1.1"
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         body = self.rfile.read(int(self.headers["Content-Length"]))
         request = (
             _from_json(body) if self.headers["Content-Type"] == "application/json" else ExportTraceServiceRequest.FromString(body)
@@ -66,24 +67,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.may_answer.wait()
         self.server.paths.append(self.path)
         self.server.requests.append(request)
-        self.send_response(self.server.status)
-        self.send_header("Content-Type", self.headers["Content-Type"])
-        self.send_header("Content-Length", "0")  # which is how protobuf writes that everything was accepted
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None: ...
+        self.answer(b"", self.server.status, self.headers["Content-Type"])  # so protobuf writes that everything was accepted
 
 
 def _from_json(body: bytes) -> ExportTraceServiceRequest:
     """Parse OTLP's JSON, in which ids are hexadecimal and not base64 as protobuf has them."""
-    text = re.sub(rb'("(?:traceId|spanId|parentSpanId)"\s*:\s*)"([0-9a-f]*)"', _to_base64, body)
+    ids = rb'(?P<name>"(?:traceId|spanId|parentSpanId)"\s*:\s*")(?P<id>[0-9a-f]*)'
+    text = re.sub(ids, lambda found: found["name"] + b64encode(bytes.fromhex(found["id"].decode())), body)
     request = ExportTraceServiceRequest()
     json_format.Parse(text, request, ignore_unknown_fields=True)
     return request
-
-
-def _to_base64(found: re.Match[bytes]) -> bytes:
-    return found[1] + b'"' + b64encode(bytes.fromhex(found[2].decode())) + b'"'
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:  # noqa: ANN401 - a span or a resource

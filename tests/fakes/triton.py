@@ -22,6 +22,11 @@ CONFIG: dict[str, Any] = {
 }
 SPEC: ModelSpec = from_triton_config(CONFIG, "1")
 """Of the one model that it has, under whatever name."""
+Refusal = tuple[grpc.StatusCode, str]
+"""Status and message of an error."""
+GONE = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
+NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
+DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"
 
 
 def config_with(**parameters: str) -> dict[str, Any]:
@@ -31,9 +36,9 @@ def config_with(**parameters: str) -> dict[str, Any]:
 class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated code has no types
     """Answers every call; tests set the attributes."""
 
-    model_refusal: tuple[grpc.StatusCode, str] | None = None
+    model_refusal: Refusal | None = None
     """Status and message for every question about a model; the index lists what it always does."""
-    load_refusal: tuple[grpc.StatusCode, str] | None = None
+    load_refusal: Refusal | None = None
     """Status and message for everything that it is told to load."""
 
     knows_picture = False
@@ -42,11 +47,11 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     def __init__(self) -> None:
         self.url = ""
         """`host:port`, once it is served."""
-        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.refusal: Refusal | None = None
         """Status and message for every inference and registration."""
-        self.next_refusals: list[tuple[grpc.StatusCode, str] | None] = []
+        self.next_refusals: list[Refusal | None] = []
         """The same for the next inferences, one each; None for one that is answered."""
-        self.query_refusal: tuple[grpc.StatusCode, str] | None = None
+        self.query_refusal: Refusal | None = None
         """Status and message for every question about the server and its models."""
         # Without a version, it gets that which was asked for, or the newest.
         self.answer = messages.ModelInferResponse(model_name="tiny")

@@ -1,6 +1,5 @@
 """`serve` as it runs on one machine: the embedded Triton and several instances of the API on unix sockets."""
 
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from app.settings.schema import Settings
 from bench.harness.ports import find_free
 from bench.harness.processes import ROOT, environment_of
 from bench.harness.triton import link_installation
+from tests.faults.serving import wait_for_line
 from tests.processes import PATIENCE_SECONDS, has_ended, wait_for
 
 _STOP_SECONDS = 60.0
@@ -69,25 +69,14 @@ class Fleet(NamedTuple):
 
     def is_ready(self) -> bool:
         """Return whether every instance is ready; NGINX is not asked."""
-        return all(get_status(f"{self.url}/readyz", 5, socket) == 200 for socket in self._all_sockets())
+        sockets: list[Path | None] = [self.folder / "run" / f"nereid-{number + 1}.sock" for number in range(self.size)]
+        return all(get_status(f"{self.url}/readyz", 5, socket) == 200 for socket in sockets or [None])
 
     def says(self, text: str) -> int:
         return self.log.read_text(encoding="utf-8", errors="replace").count(text)
 
     def log_of(self, request_id: str) -> dict[str, Any]:
-        """Wait for the line of a request, which is written after the answer, and return it."""
-        found: list[dict[str, Any]] = []
-
-        def is_there() -> bool:
-            lines = self.log.read_text(encoding="utf-8").splitlines()
-            found.extend(json.loads(line) for line in lines if line.startswith("{") and request_id in line)
-            return bool(found)
-
-        wait_for(is_there)
-        return found[0]
-
-    def _all_sockets(self) -> list[Path | None]:
-        return [self.folder / "run" / f"nereid-{number + 1}.sock" for number in range(self.size)] or [None]
+        return wait_for_line(self.log, request_id)
 
     def _children(self, process: psutil.Process) -> list[psutil.Process]:
         try:

@@ -1,11 +1,14 @@
 """Models whose answers tell what they were given, or are nonsense."""
 
 import random
-from io import BytesIO
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
+
+from tests.imaging.samples import encode
 
 SIDE = 64
 FAILING = 120, 0, 0
@@ -104,16 +107,25 @@ class Checksum(NamedTuple):
 
 def solid(red: int, green: int, blue: int) -> bytes:
     """Encode an image of one colour, which a decoder does not change."""
-    file = BytesIO()
-    Image.new("RGB", (SIDE, SIDE), (red, green, blue)).save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return encode(Image.new("RGB", (SIDE, SIDE), (red, green, blue)), "PNG", compress_level=1)
+
+
+@asynccontextmanager
+async def faulty(repository: Path, how: str) -> AsyncIterator[None]:
+    """Let the model `faulty` be so during a block: `hang`, `slow`, `fail` or `wrong`."""
+    file = repository / "faulty" / "1" / how
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
 
 
 def write(repository: Path) -> None:
     """Put the models into a repository.
 
     They are `checksum` and `faulty`, which does not answer while there is a file `faulty/1/hang`, takes three seconds with a file
-    `slow`, fails with a file `fail`, and finds nothing any more with a file `wrong`.
+    `slow`, fails with a file `fail`, and finds nothing any more with a file `wrong`; `faulty` makes them.
     """
     for name, code in (("checksum", _CHECKSUM), ("faulty", _FAULTY)):
         folder = repository / name / "1"

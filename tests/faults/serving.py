@@ -5,10 +5,10 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -20,7 +20,21 @@ from bench.harness.triton import Triton
 from tests.processes import PATIENCE_SECONDS, wait_for, wait_for_search
 from tests.support import REPOSITORY
 
+T = TypeVar("T")
+
 WORKERS = 2
+
+
+def read_lines(log: Path) -> list[dict[str, Any]]:
+    """Return a log so far, without lines that are not JSON."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def wait_for_line(log: Path, request_id: str) -> dict[str, Any]:
+    """Wait for the line of a request, which follows its answer, and may come after that of a later request."""
+    wait_for(lambda: any(line.get("request_id") == request_id for line in read_lines(log)))
+    return next(line for line in read_lines(log) if line.get("request_id") == request_id)
 
 
 class Gateway(NamedTuple):
@@ -55,14 +69,10 @@ class Gateway(NamedTuple):
         return sum(sum(worker.cpu_times()[:2]) for worker in self.workers())
 
     def wait_for_line(self, request_id: str) -> dict[str, Any]:
-        """Wait for the line of a request, which follows its answer, and may come after that of a later request."""
-        wait_for(lambda: any(line.get("request_id") == request_id for line in self.log_lines()))
-        return next(line for line in self.log_lines() if line.get("request_id") == request_id)
+        return wait_for_line(self.log, request_id)
 
     def log_lines(self) -> list[dict[str, Any]]:
-        """Return the log so far, without lines that are not JSON."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return [json.loads(line) for line in lines if line.startswith("{")]
+        return read_lines(self.log)
 
 
 @contextmanager
@@ -95,14 +105,17 @@ def serving(
 
 
 @asynccontextmanager
-async def serving_apart(triton: Triton | None, folder: Path, **others: Any) -> AsyncIterator[Gateway]:  # noqa: ANN401
-    """Run a gateway whose way to Triton leads through this event loop, which goes on while it starts and ends."""
-    context = serving(triton, folder, **others)
-    gateway = await asyncio.to_thread(context.__enter__)
+async def apart(context: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enter and leave a context in a thread: this event loop, through which a way to Triton leads, goes on meanwhile."""
+    entered = await asyncio.to_thread(context.__enter__)
     try:
-        yield gateway
+        yield entered
     finally:
         await asyncio.to_thread(context.__exit__, None, None, None)
+
+
+def serving_apart(triton: Triton | None, folder: Path, **others: Any) -> AbstractAsyncContextManager[Gateway]:  # noqa: ANN401
+    return apart(serving(triton, folder, **others))
 
 
 @asynccontextmanager

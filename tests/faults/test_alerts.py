@@ -142,23 +142,10 @@ class Fault(NamedTuple):
     """Alerts that are not to fire."""
     every: float = 0.05
     during: Callable[[Watched], AbstractAsyncContextManager[None]] = lambda _: meanwhile()
+    faulty: str = ""
+    """How the model `faulty` is meanwhile."""
     also: str = ""
     """Another alert that must fire."""
-
-
-def with_file(name: str) -> Callable[[Watched], AbstractAsyncContextManager[None]]:
-    """Let the model `faulty` be so while there is a file of this name."""
-
-    @asynccontextmanager
-    async def during(watched: Watched) -> AsyncIterator[None]:
-        file = watched.triton.repository / "faulty" / "1" / name
-        file.touch()
-        try:
-            yield
-        finally:
-            file.unlink()
-
-    return during
 
 
 @asynccontextmanager
@@ -200,7 +187,7 @@ FAULTS = [
         ["NereidErrors"],
     ),
     Fault([*[_GOOD] * 9, _FAILING], "NereidErrors", {200, 502}),
-    Fault([detect("/predict/faulty")], "NereidSlow", {200}, every=3.5, during=with_file("slow")),
+    Fault([detect("/predict/faulty")], "NereidSlow", {200}, every=3.5, faulty="slow"),
     # Five times what the model can answer; nobody is woken, although those that are admitted wait.
     Fault(
         [detect("/predict/wait_20")],
@@ -214,14 +201,9 @@ FAULTS = [
         "NereidModelFailing",
         {200, 503, 504},
         ["NereidTritonDown"],
-        during=with_file("hang"),
+        faulty="hang",
     ),
-    Fault(
-        [*[_GOOD] * 4, detect("/predict/faulty")],
-        "NereidWrongAnswers",
-        {200, 503},
-        during=with_file("wrong"),
-    ),
+    Fault([*[_GOOD] * 4, detect("/predict/faulty")], "NereidWrongAnswers", {200, 503}, faulty="wrong"),
     Fault([_GOOD], "NereidWorkersMissing", {200}, during=losing_a_worker, every=1),
     Fault([encode(b"", "/livez", "GET")], "NereidWorkersDying", {200}, during=losing_workers),
     Fault(
@@ -239,7 +221,7 @@ async def test_fault_sets_off_its_alert(watched: Watched, fault: Fault) -> None:
     await watched.until(silent=[fault.alert, *fault.never])
     async with asking(watched.gateway, *fault.asked, every=fault.every) as statuses:
         await until(lambda: statuses)
-        async with fault.during(watched):
+        async with models.faulty(watched.triton.repository, fault.faulty) if fault.faulty else fault.during(watched):
             firing = await watched.until(fault.alert, fault.also or fault.alert)
 
     assert firing.isdisjoint(fault.never)

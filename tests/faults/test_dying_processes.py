@@ -6,7 +6,7 @@ import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
@@ -252,11 +252,6 @@ async def test_every_answer_belongs_to_its_request(fault_repository: Path, tmp_p
     assert ends["Triton"] >= 3
 
 
-def arenas_of(pids: Iterable[int]) -> list[Path]:
-    """Return the shared-memory arenas that processes have created."""
-    return [path for pid in pids for path in SHM.glob(f"nereid-{pid}-*")]
-
-
 @pytest.mark.soak
 async def test_gateway_leaks_no_memory_files_or_threads(triton: Triton, tmp_path: Path) -> None:
     """A fifth of the clients hang up, and another fifth give up after milliseconds, from which an older Triton dies."""
@@ -287,7 +282,8 @@ async def test_gateway_leaks_no_memory_files_or_threads(triton: Triton, tmp_path
         await asyncio.gather(*(call(seed, last) for seed in range(8)))
         await asyncio.sleep(8)
         threads = sum(worker.num_threads() for worker in gateway.workers())
-        return [gateway.fds(), threads, len(arenas_of(gateway.pids()))]
+        arenas = [path for pid in gateway.pids() for path in SHM.glob(f"nereid-{pid}-*")]
+        return [gateway.fds(), threads, len(arenas)]
 
     with serving(triton, tmp_path, settings={"model": "checksum", "log_level": "warning"}) as gateway:
         pids = gateway.pids()

@@ -71,11 +71,6 @@ def _spans(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def read_rows() -> Iterator[Row]:
-    text = (ROOT / "docs" / "how-to" / "failures.md").read_text(encoding="utf-8")
-    yield from map(Row.read, text[text.index("| cause |") :].partition("\n\n")[0].splitlines()[2:])
-
-
 class Scene(NamedTuple):
     """A gateway, its Triton, and the way from one to the other."""
 
@@ -186,10 +181,8 @@ async def _(scene: Scene) -> AsyncIterator[None]:
 @cause("the model fails", ["fail"])
 @cause("the answers of the model are wrong", ["wrong"])
 async def _(scene: Scene, name: str) -> AsyncIterator[None]:
-    file = scene.triton.repository / "faulty" / "1" / name
-    file.touch()
-    yield
-    file.unlink()
+    async with models.faulty(scene.triton.repository, name):
+        yield
 
 
 @contextmanager
@@ -297,10 +290,7 @@ def with_files(folder: Path) -> Settings:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.crt")
     authority.issue_cert(_HOST).private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
-    return {
-        "api_keys_file": folder / "keys.toml",
-        "triton_tls_folder": folder,
-    }
+    return {"api_keys_file": folder / "keys.toml", "triton_tls_folder": folder}
 
 
 @cause("the file of keys is empty, missing or wrong", *product(["keys.toml"], _SPOILT), settings=with_files)
@@ -354,7 +344,8 @@ async def until_same(scene: Scene, row: Row, answers: Answers, lines: int, secon
         await asyncio.sleep(0.1)
 
 
-ROWS = list(read_rows())
+_TABLE = (ROOT / "docs" / "how-to" / "failures.md").read_text(encoding="utf-8").partition("| cause |")[2]
+ROWS = [Row.read(line) for line in _TABLE.partition("\n\n")[0].splitlines()[2:]]
 _WELL_HEALTH = ['{"status":"healthy"', '"refused_files":[]']
 _WELL = Row("", [{"200"}], "200", _WELL_HEALTH, ["triton_up 1", "api_circuit_open 0"], [set()], set(), 0, 0)
 

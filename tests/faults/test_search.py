@@ -5,7 +5,7 @@ import itertools
 import json
 import shutil
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
@@ -21,10 +21,12 @@ from tests.fakes import models as small_models
 from tests.fakes import other_tasks
 from tests.faults.exchange import NO_ANSWER, Answer, Connection, ask, encode
 from tests.faults.fleet import Fleet, running_fleet
-from tests.faults.meanwhile import meanwhile, until
+from tests.faults.meanwhile import meanwhile
+from tests.faults.meanwhile import until as until_in_thread
 from tests.postgres import database_home
 from tests.processes import PATIENCE_SECONDS, has_ended
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
+from tests.support import until
 
 ACKNOWLEDGED = {200, 201}
 AWAY = {NO_ANSWER, 408, 429, 503, 504}
@@ -65,13 +67,6 @@ def searching(folder: Path, **settings: object) -> Iterator[Fleet]:
         with running_fleet(repository, folder, settings={"database_home": home, **given}) as fleet:
             yield fleet
         Settings(database_home=str(home)).database_folder.rmdir()
-
-
-async def becomes(holds: Callable[[], Awaitable[object]]) -> None:
-    end = monotonic() + PATIENCE_SECONDS
-    while not await holds():
-        assert monotonic() < end
-        await asyncio.sleep(0.05)
 
 
 async def post(socket: Path, path: str, body: bytes = b"", method: str = "POST", **query: object) -> Answer:
@@ -131,12 +126,12 @@ async def kill_each(fleet: Fleet, ingest: Ingest, count: int) -> None:
     victims = [lambda: next(iter(fleet.workers()), None), fleet.database, fleet.triton]
     for place, victim in enumerate(victims, 1):
         share = count * place / (len(victims) + 1)
-        await until(lambda share=share: len(ingest.acknowledged) > share or ingest.is_over)  # type: ignore[misc]
-        await until(victim)
+        await until_in_thread(lambda share=share: len(ingest.acknowledged) > share or ingest.is_over)  # type: ignore[misc]
+        await until_in_thread(victim)
         process = victim()
         assert process is not None
         process.kill()
-        await until(lambda process=process: has_ended(process))  # type: ignore[misc]
+        await until_in_thread(lambda process=process: has_ended(process))  # type: ignore[misc]
 
 
 async def stored(fleet: Fleet) -> dict[str, Counts]:
@@ -193,19 +188,14 @@ async def test_folder_is_indexed_although_its_worker_is_killed(tmp_path: Path) -
         async def progress() -> dict[str, Any]:
             return await get(fleet, f"/ingest/jobs/{job['job_id']}")
 
-        async def is_beyond_a_third() -> bool:
-            return float((await progress())["total"]) > count / 3
-
-        async def is_over() -> bool:
-            return (await progress())["state"] in {"done", "failed"}
-
-        await becomes(is_beyond_a_third)
+        while (await progress())["total"] <= count / 3:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.05)
         workers = fleet.workers()
         for worker in workers:  # one of them has the job
             worker.kill()
-        await until(lambda: all(map(has_ended, workers)))
-        await becomes(is_over)
-        ended = await progress()
+        await until_in_thread(lambda: all(map(has_ended, workers)))
+        while (ended := await progress())["state"] not in {"done", "failed"}:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.05)
         found = await stored(fleet)
 
     assert (ended["state"], ended["total"], ended["total_files"], ended["errors_count"]) == ("done", count, count, 0)
@@ -267,17 +257,17 @@ async def test_detection_goes_on_while_search_hangs(tmp_path: Path, *, is_contin
     with searching(tmp_path) as fleet:
         workers = [worker for each in fleet.instances() if each != search_of(fleet) for worker in fleet.workers_of(each)]
         async with meanwhile(*map(detect, fleet.sockets * 6)), await Connection.open(f"unix:{fleet.sockets[0]}") as connection:
-            await becomes(lambda: is_available(wanted=True))
+            await until(lambda: is_available(wanted=True))
             await connection.send(request[:-1])
             process = search_of(fleet)
             family = [process, *process.children(recursive=True)]
             send(signal.SIGSTOP)
             async with asyncio.TaskGroup() as group:
                 under_way = group.create_task(connection.ask(request[-1:]))
-                group.create_task(becomes(lambda: is_available(wanted=False)))
+                group.create_task(until(lambda: is_available(wanted=False)))
             assert not is_answered(under_way.result())
             if is_continued:
-                await becomes(lambda enough=detected + 500: is_available(wanted=False, detections=enough))  # type: ignore[misc]
+                await until(lambda enough=detected + 500: is_available(wanted=False, detections=enough))  # type: ignore[misc]
                 send(signal.SIGCONT)
-            await becomes(lambda enough=detected + 500: is_available(wanted=True, detections=enough))  # type: ignore[misc]
+            await until(lambda enough=detected + 500: is_available(wanted=True, detections=enough))  # type: ignore[misc]
         assert not any(map(has_ended, workers))

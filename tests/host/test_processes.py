@@ -78,20 +78,6 @@ def test_child_left_by_the_leader_of_its_group_is_killed_and_no_other(leader: st
         assert sleeper.poll() is None
 
 
-def test_the_limit_of_open_files_is_raised_as_far_as_it_may() -> None:
-    code = """
-import resource
-from app.host.processes import raise_file_limit
-_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-hard = min(hard, 2000)
-resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
-raise_file_limit()
-print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
-"""
-    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert output == "True\n"
-
-
 def test_signals_at_once_are_one_and_the_first_tells_how_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, signals = Clock(monkeypatch, "app.host.signals"), StopSignals()
     for after, number, count in ((0, signal.SIGINT, 1), (0.4, signal.SIGTERM, 1), (0.6, signal.SIGTERM, 2)):

@@ -28,7 +28,6 @@ def decoders() -> Iterator[Decoders]:
 
 
 def program() -> psutil.Process:
-    """Return the program that the test has started last."""
     return max(psutil.Process().children(), key=lambda child: child.create_time())
 
 

@@ -43,7 +43,6 @@ def is_coloured(pixels: NDArray[np.uint8], class_id: int = 0) -> NDArray[np.bool
 
 
 def count_white(pixels: NDArray[np.uint8]) -> int:
-    """Count the pixels of the labels' texts."""
     return int((pixels == 255).all(axis=-1).sum())
 
 

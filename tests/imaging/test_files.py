@@ -1,7 +1,6 @@
 """JPEG, TIFF, and files of cameras and programs: what is unusual is read as others read it, what is malicious is rejected."""
 
 import struct
-from io import BytesIO
 from typing import Any
 
 import cv2
@@ -19,14 +18,11 @@ from tests.support import SHARED
 EXIF = exif_of(6).tobytes()
 
 
-def saved(image: Image.Image, **options: Any) -> bytes:  # noqa: ANN401
-    file = BytesIO()
-    image.save(file, "JPEG", **options)
-    return file.getvalue()
-
-
 BLANK = Image.new("RGB", (64, 48))
-BASELINE, PROGRESSIVE, WITH_EXIF = saved(BLANK), saved(BLANK, progressive=True), saved(BLANK, exif=EXIF)
+USUAL = {"quality": 75, "subsampling": "4:2:0"}
+BASELINE, PROGRESSIVE, WITH_EXIF = (
+    encode(BLANK, "JPEG", **USUAL, **options) for options in ({}, {"progressive": True}, {"exif": EXIF})
+)
 FRAME = b"\xff\xc0\x00\x11\x08"
 SCANS = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00\0\0\0\0" * 200
 
@@ -215,9 +211,9 @@ def test_tiff_that_cannot_be_read_is_told(data: bytes, error: type[Exception], m
 
 
 def test_decoder_sees_no_tag_that_was_not_checked() -> None:
-    file = BytesIO()
-    Image.fromarray(PIXELS).save(file, "TIFF", description="canary", software="canary", dpi=(300, 300))
-    assert b"canary" not in tiff.rewrite(file.getvalue(), tiff.read_header(file.getvalue()))
+    file = encode(Image.fromarray(PIXELS), "TIFF", description="canary", software="canary", dpi=(300, 300))
+    assert b"canary" in file
+    assert b"canary" not in tiff.rewrite(file, tiff.read_header(file))
 
 
 BLOCKS = Image.fromarray(PIXELS)
@@ -311,7 +307,6 @@ CASES = SHARED / "cases" / "pictures"
 
 
 def _describe(pixels: NDArray[np.uint8]) -> str:
-    """Return size, and the colours of the quadrants in reading order."""
     height, width = pixels.shape[:2]
     quadrants = [pixels[y * height // 4, x * width // 4].astype(int) for y in (1, 3) for x in (1, 3)]
     if all(np.abs(quadrant - grey).max() <= 3 for quadrant, grey in zip(quadrants, (94, 124, 72, 197), strict=True)):

@@ -6,10 +6,8 @@ import grpc
 import pytest
 
 from app.errors import GatewayError
-from tests.fakes.triton import SPEC
+from tests.fakes.triton import SPEC, Refusal
 from tests.world import Gate, World, open_world
-
-Refusal = tuple[grpc.StatusCode, str]
 
 STOPPING = grpc.StatusCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped accepting new inference requests"
 BROKEN = grpc.StatusCode.UNAVAILABLE, "Socket closed"
@@ -19,7 +17,6 @@ FULL = grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"
 LATE = grpc.StatusCode.UNAVAILABLE, "Request timeout expired"
 MISSHAPEN = grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input"
 FAILED = grpc.StatusCode.INTERNAL, "the model has failed"
-GONE = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
 
 
 def pytest_configure(config: pytest.Config) -> None:

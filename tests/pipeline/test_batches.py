@@ -25,12 +25,11 @@ from app.resilience.memory import MemoryBudget
 from app.telemetry.timing import Timing
 from app.triton.messages import InferResult
 from tests.fakes.http import Host, response, serving_host
-from tests.fakes.triton import CONFIG, config_with, infer_response
+from tests.fakes.triton import CONFIG, SPEC, config_with, infer_response
 from tests.pipeline.conftest import FAILED, STOPPING
 from tests.support import SCENE, eventually, in_cycles
-from tests.world import Gate, World
+from tests.world import OPTIONS, Gate, World
 
-OPTIONS = DetectOptions(None, 0.5, None, 10)
 IMAGE = "/scene.bmp"
 TABLE = np.array([[0, 0, 8, 8, 0.75, 1], [2, 2, 6, 6, 0.5, 0]], np.float32)
 STAGES = ["model", "queue", "decode", "batch", "infer", "post"]
@@ -149,13 +148,8 @@ async def test_address_waits_for_memory(world: World, host: Host, part: str) -> 
     assert len(host.requests) == 2
 
 
-SIDE = 32
-BATCHES = CONFIG | {"max_batch_size": 4}
-
-
 async def ask_tensor(world: World, images: int | None = None, seconds: float = 20) -> InferResult:
-    shape = (SIDE, SIDE, 3) if images is None else (images, SIDE, SIDE, 3)
-    declared = "image", "UINT8", shape
+    declared = "image", "UINT8", SPEC.image_shape if images is None else (images, *SPEC.image_shape)
 
     async def read(dtype: Any, count: int) -> Any:  # noqa: ANN401
         return np.zeros(count, dtype)
@@ -169,7 +163,7 @@ async def test_tensor_takes_the_place_of_an_image_until_its_deadline(world: Worl
     world.hold()
     task = asyncio.create_task(ask_tensor(world, seconds=5))
     await eventually(lambda: world.running == [1])
-    assert (world.used_bytes, world.queue.in_progress) == (SIDE * SIDE * 3, 1)
+    assert (world.used_bytes, world.queue.in_progress) == (SPEC.image_bytes, 1)
     if is_late:
         await world.time.skip(6)
         with pytest.raises(DeadlinePassed):
@@ -183,7 +177,7 @@ async def test_tensor_takes_the_place_of_an_image_until_its_deadline(world: Worl
 
 async def test_images_of_a_tensor_fail_together(world: World) -> None:
     """The others are cancelled, and leave nothing."""
-    world.fake.config = BATCHES
+    world.fake.config = CONFIG | {"max_batch_size": 4}
     world.fake.answer = infer_response(output0=TABLE[None])
     assert (await ask_tensor(world, images=3)).outputs["output0"].shape == (3, 2, 6)
     world.fake.may_answer.clear()

@@ -9,28 +9,19 @@ import pytest
 from PIL import Image
 
 from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
-from app.model.spec import from_triton_config
 from app.pipeline.probe import run_probe
 from app.triton.client import TritonClient
 from app.triton.silence import Silence
 from app.triton.status import Draining
-from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
-from tests.pipeline.conftest import BROKEN, FAILED, FULL, GONE, LATE, MISSHAPEN, SICK, STOPPING, Refusal, is_closed
+from tests.fakes.triton import CONFIG, GONE, SPEC, FakeTriton, Refusal, infer_response
+from tests.model.configs import FILE, spec_of
+from tests.pipeline.conftest import BROKEN, FAILED, FULL, LATE, MISSHAPEN, SICK, STOPPING, is_closed
 from tests.support import eventually
 from tests.world import HANG_SECONDS, World
 
 pytestmark = pytest.mark.world(mode="inline")
-SHARED = pytest.mark.world(mode="auto")
-HEARD = pytest.mark.usefixtures("heard")
 
 
-@pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton does not count as silent, however late a busy machine lets it answer."""
-    monkeypatch.setattr(Silence, "ask", lambda *_: None)
-
-
-@HEARD
 @pytest.mark.parametrize(
     ("how", "opens"),
     [
@@ -41,7 +32,10 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
         ("answered late", False),
     ],
 )
-async def test_inferences_that_hang_open_the_circuit_unless_triton_answers_others(world: World, how: str, *, opens: bool) -> None:
+async def test_inferences_that_hang_open_the_circuit_unless_triton_answers_others(
+    world: World, monkeypatch: pytest.MonkeyPatch, how: str, *, opens: bool
+) -> None:
+    monkeypatch.setattr(Silence, "ask", lambda *_: None)  # however late a busy machine lets Triton answer
     images = 5
     if how == "fills the limit":  # no more requests would be admitted
         await world.infer()
@@ -65,7 +59,7 @@ async def test_inferences_that_hang_open_the_circuit_unless_triton_answers_other
     await eventually(lambda: is_closed(world))
 
 
-@pytest.mark.parametrize("version", [pytest.param("2.51.0", marks=SHARED), "2.59.1"])
+@pytest.mark.parametrize("version", [pytest.param("2.51.0", marks=pytest.mark.world(mode="auto")), "2.59.1"])
 async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(world: World, version: str) -> None:
     await world.set_version(version)
     await world.infer()
@@ -97,9 +91,7 @@ Fake = tuple[FakeTriton, TritonClient]
 
 async def test_model_of_files_gets_a_file(fake_triton: Fake) -> None:
     fake, client = fake_triton
-    image = {"name": "image", "data_type": "TYPE_STRING", "dims": [1]}
-    config = {**CONFIG, "input": [image], "parameters": {"square": {"string_value": "32"}}}
-    await run_probe(client, from_triton_config(config, "1"))
+    await run_probe(client, spec_of(image=FILE, batch=0, square="32"))
 
     (request,) = fake.requests
     assert (request.inputs[0].datatype, list(request.inputs[0].shape)) == ("BYTES", [1])
@@ -162,7 +154,6 @@ class AnsweringTriton(FakeTriton):
 
     @property
     def images(self) -> int:
-        """The number of images in all calls, without those of probes."""
         return sum(self.batches)
 
 

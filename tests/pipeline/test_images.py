@@ -108,17 +108,12 @@ def is_poison(number: int) -> bool:
 class Images(Machine):
     """Every image gets its own answer once, or an error that it may get, and everything that it took is given back."""
 
+    OF_TRITON = ("backend", "model_on_server", "regions", "shared_memory", "silence", "specs", "transport")
+    OF_RESILIENCE = ("circuit_breaker", "concurrency", "deadline", "model_queue", "retry_budget")
     TIMED = (
-        *(
-            "app.pipeline.batch",
-            "app.pipeline.examiner",
-            "app.pipeline.triton_calls",
-            "app.triton.backend",
-            "app.triton.model_on_server",
-        ),
-        *("app.triton.regions", "app.triton.shared_memory", "app.triton.silence", "app.triton.specs", "app.triton.transport"),
-        *("app.resilience.circuit_breaker", "app.resilience.concurrency", "app.resilience.deadline"),
-        *("app.resilience.model_queue", "app.resilience.retry_budget"),
+        *(f"app.pipeline.{name}" for name in ("batch", "examiner", "triton_calls")),
+        *(f"app.triton.{name}" for name in OF_TRITON),
+        *(f"app.resilience.{name}" for name in OF_RESILIENCE),
     )
 
     @initialize(
@@ -156,7 +151,6 @@ class Images(Machine):
 
     @property
     def is_all_sent(self) -> bool:
-        """Whether no image waits that could be sent."""
         found: list[object] = []
         self.call(lambda: found.append(self.calls.find(self.spec)))
         return not self.batcher.waiting or found == [None]

@@ -19,8 +19,8 @@ from app.settings.schema import Settings
 from app.telemetry.trace_context import TraceContext
 from app.triton.shared_memory import SHM, Arena
 from app.triton.status import Overloaded
-from tests.fakes.triton import SPEC, infer_response
-from tests.pipeline.conftest import BROKEN, FULL, GONE, LATE, MISSHAPEN, STOPPING, Refusal, fail, is_closed
+from tests.fakes.triton import GONE, SPEC, Refusal, infer_response
+from tests.pipeline.conftest import BROKEN, FULL, LATE, MISSHAPEN, STOPPING, fail, is_closed
 from tests.support import SCENE, eventually, finds, json, started
 from tests.world import IMAGE, World
 

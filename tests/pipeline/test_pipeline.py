@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
-from numpy.typing import NDArray
 
 from app.errors import (
     DeadlinePassed,
@@ -21,7 +20,6 @@ from app.errors import (
     ModelNotReady,
 )
 from app.imaging.fit import fit_for
-from app.model.spec import from_triton_config
 from app.pipeline import call as call_module
 from app.pipeline import draw as draw_module
 from app.pipeline import preprocess, results
@@ -37,18 +35,14 @@ from app.triton.shared_memory import SLOTS
 from tests.fakes import models
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
 from tests.imaging.samples import encode
+from tests.model.configs import spec_of, table
 from tests.pipeline.conftest import MISSHAPEN
-from tests.processes import PATIENCE_SECONDS
 from tests.support import SCENE, eventually
 from tests.world import Gate, World
 
 TABLE = np.array([[8, 16, 16, 24, 0.5, 1], [0, 8, 32, 24, 0.75, 0]], np.float32)
 """Two rows in pixels of the 32 x 32 canvas. The image of 200 x 100 covers 32 x 16 of it."""
 FILE = {"input": [{"name": "file", "data_type": "TYPE_STRING", "dims": [1]}], "parameters": {"square": {"string_value": "32"}}}
-
-
-def output(tensor: NDArray[np.float32]) -> dict[str, Any]:
-    return {"output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": list(tensor.shape)}]}
 
 
 @pytest.fixture
@@ -63,7 +57,6 @@ def replace(fake: FakeTriton, version: str = "2", labels: str = "new,other", **c
 
 
 def named(found: Detections) -> tuple[str, list[str]]:
-    """Return the version that answered, and the class names of the detections."""
     return found.version, [found.spec.class_name(class_id) for class_id in found.class_ids]
 
 
@@ -113,7 +106,7 @@ async def test_version_of_another_size_is_asked_with_an_image_of_that_size(world
         ("fill_input", CONFIG | FILE, {}, False),  # only its header is read
         ("decode_boxes", CONFIG, {}, False),
         ("decode_boxes", CONFIG, {"iou": 0.5}, True),
-        ("decode_boxes", CONFIG | output(np.zeros((6, 21), np.float32)), {}, True),
+        ("decode_boxes", CONFIG | {"output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [6, 21]}]}, {}, True),
     ],
 )
 async def test_work_of_milliseconds_runs_in_a_thread(  # noqa: PLR0913 - a table
@@ -181,14 +174,8 @@ async def test_slot_and_place_are_free_only_when_thread_and_rpc_have_ended(
 
 @pytest.mark.parametrize("shape", [(736, 768), (768, 736)])
 def test_map_of_text_of_another_size_than_the_input_is_rejected(shape: tuple[int, int]) -> None:
-    config = {
-        "name": "m",
-        "max_batch_size": 1,
-        "input": [{"name": "images", "data_type": "TYPE_UINT8", "dims": [-1, -1, 3]}],
-        "output": [{"name": "map", "data_type": "TYPE_UINT8", "dims": [-1, -1]}],
-        "parameters": {"task": {"string_value": "text_detection"}},
-    }
-    spec = from_triton_config(config, "1")
+    pixels = table(-1, -1, 3, data_type="TYPE_UINT8")
+    spec = spec_of(table(-1, -1, name="map", data_type="TYPE_UINT8"), image=pixels, task="text_detection")
     found = np.zeros(shape, np.uint8)
     found[100:120, 100:300] = 255
     decoded = call_module.decode(spec, InferResult({"map": found[None]}, "1"), fit_for(spec).fit(768, 736))
@@ -205,29 +192,11 @@ LARGE = 1e6
 """Pixels of an image that is decoded in another thread."""
 
 
-class Job:
-    def __init__(self) -> None:
-        self.has_started = threading.Event()
-        self.may_end = threading.Event()
-
-    def __call__(self) -> str:
-        self.has_started.set()
-        self.may_end.wait(PATIENCE_SECONDS)
-        return "done"
-
-
 @pytest.fixture
 def pool() -> Iterator[DecodeThreads]:
     made = DecodeThreads(1)
     yield made
     made.close()
-
-
-@pytest.fixture
-def job() -> Iterator[Job]:
-    made = Job()
-    yield made
-    made.may_end.set()
 
 
 def start(pool: DecodeThreads, work: Callable[[], Any], turn: Turn = Turn(A)) -> asyncio.Future[Any]:  # noqa: B008 - a constant
@@ -238,11 +207,11 @@ class Image: ...
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeThreads, job: Job, *, is_late: bool) -> None:
+async def test_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeThreads, gate: Gate, *, is_late: bool) -> None:
     """The image of a request that has left or missed its deadline does not stay in memory until a thread is free."""
     deadline: Any = SimpleNamespace(remaining=0.001 if is_late else 30)
-    blocking = start(pool, job)
-    await eventually(job.has_started.is_set)
+    blocking = start(pool, gate.wait)
+    await eventually(gate.reached.is_set)
     image = Image()
     left = weakref.ref(image)
     asking = asyncio.ensure_future(pool.run(partial(id, image), deadline, Lease(), turn=Turn(A)))
@@ -255,27 +224,27 @@ async def test_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeTh
         await asking
     del asking
     assert (left(), pool.waiting) == (None, 0)
-    job.may_end.set()
+    gate.opened.set()
 
     assert await blocking == "done"
 
 
-async def test_large_images_and_shadows_have_threads_of_their_own(pool: DecodeThreads, job: Job) -> None:
+async def test_large_images_and_shadows_have_threads_of_their_own(pool: DecodeThreads, gate: Gate) -> None:
     """Those of large images have a lower priority."""
     shadow = Turn(Caller("shadow", priority=SHADOW))
-    blocked = [start(pool, job, shadow._replace(cost=cost)) for cost in (0, 1e7)]
-    await eventually(job.has_started.is_set)
+    blocked = [start(pool, gate.wait, shadow._replace(cost=cost)) for cost in (0, 1e7)]
+    await eventually(gate.reached.is_set)
     read_niceness = partial(os.getpriority, os.PRIO_PROCESS, 0)
     usual = await start(pool, read_niceness, Turn(B))
     assert await start(pool, read_niceness, Turn(B, LARGE)) == min(usual + 6, 19)
-    large = Job()
-    blocked.append(start(pool, large, Turn(A, LARGE)))
-    await eventually(large.has_started.is_set)
+    large = Gate()
+    blocked.append(start(pool, large.wait, Turn(A, LARGE)))
+    await eventually(large.reached.is_set)
 
     assert await start(pool, lambda: "small") == "small"
     assert (pool.waiting, [task.done() for task in blocked]) == (1, [False] * 3)
-    for each in (job, large):
-        each.may_end.set()
+    for each in (gate, large):
+        each.opened.set()
     assert await asyncio.gather(*blocked) == ["done"] * 3
 
 

@@ -1,8 +1,6 @@
 """Filling the input tensor from an encoded image or a part of one, for all types, layouts and channel orders, and with files."""
 
 from collections.abc import Iterator
-from io import BytesIO
-from typing import Any
 
 import cv2
 import numpy as np
@@ -15,43 +13,28 @@ from PIL import Image
 from app.imaging.decode import decode
 from app.imaging.fit import fit_for
 from app.imaging.header import read_header
-from app.model.spec import ModelSpec, from_triton_config
+from app.model.spec import ModelSpec
 from app.resilience.lease import Lease
 from app.triton.transport import InputBuffer, Transport
-from tests.fakes.triton import CONFIG
-from tests.imaging.samples import GREY, RGB, encode, exif_of, png, store
+from tests.imaging.samples import GREY, NOISE, RGB, encode, exif_of, png, store
+from tests.model.configs import spec_of, table
 from tests.support import fill, sample_image, workspace
 
-NOISE = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
 PIXELS = np.random.default_rng(4).integers(0, 256, (4, 6, 3), np.uint8)
 
 
-def spec(data_type: str, dims: list[int], batch: int = 0, **hints: str) -> ModelSpec:
-    """Derive the spec of a model with this input."""
-    config = {
-        **CONFIG,
-        "max_batch_size": batch,
-        "input": [{"name": "image", "data_type": data_type, "dims": dims}],
-        "parameters": {name: {"string_value": value} for name, value in hints.items()},
-    }
-    return from_triton_config(config, "1")
-
-
-def file(pixels: NDArray[np.uint8], image_format: str = "BMP", **options: Any) -> bytes:  # noqa: ANN401
-    """Encode pixels (height, width, 3) RGB."""
-    encoded = BytesIO()
-    Image.fromarray(pixels).save(encoded, image_format, **options)
-    return encoded.getvalue()
+def spec(*dims: int, data_type: str = "TYPE_UINT8", **hints: str) -> ModelSpec:
+    return spec_of(image=table(*dims, data_type=data_type), batch=0, **hints)
 
 
 LETTERBOXES = {
-    "centred": spec("TYPE_UINT8", [64, 96, 3]),
-    "top left": spec("TYPE_UINT8", [64, 96, 3], placement="top_left", pad="0"),
-    "not enlarged": spec("TYPE_UINT8", [64, 96, 3], enlarge="false", pad="255"),
-    "exactly fitting": spec("TYPE_UINT8", [48, 64, 3]),
-    "full width": spec("TYPE_UINT8", [64, 64, 3]),
+    "centred": spec(64, 96, 3),
+    "top left": spec(64, 96, 3, placement="top_left", pad="0"),
+    "not enlarged": spec(64, 96, 3, enlarge="false", pad="255"),
+    "exactly fitting": spec(48, 64, 3),
+    "full width": spec(64, 64, 3),
 }
-FITS = [*LETTERBOXES.values(), *(spec("TYPE_UINT8", [64, 96, 3], resize=resize) for resize in ("center_crop", "stretch"))]
+FITS = [*LETTERBOXES.values(), *(spec(64, 96, 3, resize=resize) for resize in ("center_crop", "stretch"))]
 BYTES = st.integers(0, 255)
 PALETTES = (
     st.lists(st.tuples(BYTES, BYTES, BYTES), min_size=1, max_size=256)
@@ -66,11 +49,11 @@ FORMATS_BY_MODE = {
 }
 """Lossless formats that store a mode of Pillow."""
 IMAGES = {
-    "JPEG": file(NOISE, "JPEG"),
-    "turned JPEG": encode(Image.fromarray(store(NOISE, 6)), "JPEG", exif=exif_of(6)),
+    "JPEG": encode(NOISE, "JPEG", quality=75, subsampling=2),
+    "turned JPEG": encode(Image.fromarray(store(np.asarray(NOISE), 6)), "JPEG", exif=exif_of(6)),
     "large JPEG": sample_image("chelsea.jpg"),
-    "sliver": file(NOISE[:1], "JPEG"),
-    "PNG": file(NOISE, "PNG"),
+    "sliver": encode(NOISE.crop((0, 0, 64, 1)), "JPEG"),
+    "PNG": encode(NOISE, "PNG"),
 }
 
 
@@ -82,7 +65,6 @@ class UsedMemory(Transport):
         self._content = content
 
     def allocate(self, shape: tuple[int, ...], dtype: type[np.generic], slot_bytes: int, lease: Lease) -> InputBuffer:  # noqa: ARG002
-        """Allocate a tensor filled with the content."""
         return InputBuffer(np.full(shape, self._content, dtype), None)
 
 
@@ -98,10 +80,10 @@ def test_pixels_become_the_tensor(dims: list[int], data_type: str, dtype: type, 
     expected = PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]
     by_hint = {"scale": expected / np.float32(127.5), "mean": (expected / 255 - mean) / std}
     for hints in ({"scale": "127.5"}, {"mean": "0.485,0.456,0.406", "std": "0.229,0.224,0.225"}):
-        model = spec(data_type, dims, 0, channels=channels, **hints)
+        model = spec(*dims, data_type=data_type, channels=channels, **hints)
         values = expected if dtype is np.uint8 else by_hint[next(iter(hints))]
         with Lease() as lease:
-            tensor = fill(file(PIXELS), model, Transport("inline"), lease)[0].tensor.copy()
+            tensor = fill(encode(Image.fromarray(PIXELS), "BMP"), model, Transport("inline"), lease)[0].tensor.copy()
 
         assert tensor.dtype == dtype
         assert tensor.nbytes == model.image_bytes

@@ -148,39 +148,22 @@ def test_large_images_of_all_workers_take_less_than_half_of_the_time(  # noqa: P
     assert other.pixels == 0
 
 
-class Work:
-    """Work that lasts until it may end, and counts its executions."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.runs = 0
-        self.may_end = asyncio.Event()
-        self.error = error
-
-    async def __call__(self) -> int:
-        self.runs += 1
-        run = self.runs
-        await self.may_end.wait()
-        if self.error is not None:
-            raise self.error
-        return run
-
-
-async def start(flight: SingleFlight[int], key: str, work: Work) -> asyncio.Task[int]:
-    """Call `run` in a task, and let it get as far as it can."""
-    task = asyncio.create_task(flight.run(key, work))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    return task
-
-
 async def test_concurrent_calls_share_one_execution() -> None:
     """It goes on when a caller is cancelled, and its result is not kept."""
-    flight, work = SingleFlight[int](), Work()
-    first, *tasks = [await start(flight, "a", work) for _ in range(5)]
+    flight, runs, may_end = SingleFlight[int](), iter((1, 2)), asyncio.Event()
+
+    async def work() -> int:
+        run = next(runs)
+        await may_end.wait()
+        return run
+
+    first, *tasks = [asyncio.create_task(flight.run("a", work)) for _ in range(5)]
+    for _ in range(3):
+        await asyncio.sleep(0)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    work.may_end.set()
+    may_end.set()
 
     assert await asyncio.gather(*tasks) == [1] * 4
     assert await flight.run("a", work) == 2

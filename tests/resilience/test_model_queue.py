@@ -27,24 +27,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch, *(f"app.resilience.{name}" for name in ("model_queue", "rounds", "concurrency", "deadline")))
 
 
-def open_queue(table: WorkerTable, limit: int, pace: float = 0.0) -> ModelQueue:
-    """Make the queue of a model with this limit, whatever the model's speed is, and tell it the speed."""
-    queue = ModelQueue(table, "tiny", limit, target_seconds=1e6)
-    if pace:
-        queue.measure(pace, 1, is_near=False)
-    return queue
-
-
-async def enter(queue: ModelQueue, *names: str, deadline: Deadline = LATER) -> list[Permit]:
-    """Admit requests of callers, which are in progress until their permits are released."""
-    return [await queue.admit(Caller(name), deadline) for name in names]
-
-
-def leave(permits: list[Permit]) -> None:
-    for permit in permits:
-        permit.release()
-
-
 async def order_of(*admissions: tuple[str, Callable[[], Awaitable[Permit]]], permits: list[Permit]) -> str:
     """Let requests wait, then give back the permits; return the names in the order in which they are admitted, each alone."""
     order = []
@@ -55,13 +37,15 @@ async def order_of(*admissions: tuple[str, Callable[[], Awaitable[Permit]]], per
 
     waiting = [asyncio.create_task(wait(*admission)) for admission in admissions]
     await asyncio.sleep(0)
-    leave(permits)
+    for permit in permits:
+        permit.release()
     await asyncio.gather(*waiting)
     return "".join(order)
 
 
 async def test_higher_priorities_and_later_steps_come_first(table: WorkerTable) -> None:
-    queue = open_queue(table, 1, pace=1e-6)
+    queue = ModelQueue(table, "tiny", 1, target_seconds=1e6)
+    queue.measure(1e-6, 1, is_near=False)
     low, high = Caller("l", priority=LOW), Caller("h", priority=HIGH)
     order = await order_of(
         ("l", lambda: queue.admit(low, LATER)),
@@ -69,7 +53,7 @@ async def test_higher_priorities_and_later_steps_come_first(table: WorkerTable) 
         ("s", lambda: queue.admit_later_step(Caller("s"), LATER)),
         ("h", lambda: queue.admit(high, LATER)),
         ("b", lambda: queue.admit(Caller("b"), LATER)),
-        permits=await enter(queue, *"xyz"),  # with a limit of 1, two more callers find a place
+        permits=[await queue.admit(Caller(name), LATER) for name in "xyz"],  # with a limit of 1, two more callers find a place
     )
     assert order == "hsabl"
 
@@ -142,7 +126,6 @@ class Model:
 
     @property
     def speed(self) -> float:
-        """Images per second at most."""
         return self.instances * self.batch / self.seconds
 
     def finish(self, now: float) -> float:
@@ -187,16 +170,10 @@ class Simulation:
         return durations
 
 
-@pytest.fixture
-def still_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(monkeypatch, "app.resilience.concurrency")
-    clock.now = 0.0  # so that times that are equal are found equal
-    return clock
-
-
 @pytest.mark.parametrize("model", [(1, 1, 0.005), (16, 1, 0.1), (2, 16, 0.3)])
-def test_limit_follows_a_model_that_becomes_slower_and_recovers(still_clock: Clock, model: tuple[int, int, float]) -> None:
-    simulation = Simulation(still_clock, Model(*model))
+def test_limit_follows_a_model_that_becomes_slower_and_recovers(clock: Clock, model: tuple[int, int, float]) -> None:
+    clock.now = 0.0  # so that times that are equal are found equal
+    simulation = Simulation(clock, Model(*model))
     simulation.run(20)
     durations = simulation.run(20)
     assert len(durations) / 20 > 0.9 * simulation.model.speed

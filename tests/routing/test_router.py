@@ -22,13 +22,15 @@ from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext
 from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
+from app.resilience.worker_table import WorkerTable
 from app.routing.route import Canary, Route, Shadow
 from app.routing.router import Choice, Router
 from app.routing.routes import Routes
+from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
 from app.triton.status import NotLoadedYet
 from tests.fakes.triton import FakeTriton, config_with, infer_response
-from tests.support import METRICS, SCENE, eventually
+from tests.support import SCENE, eventually
 from tests.world import OPTIONS, World, open_world
 
 NAME = "detector"
@@ -103,13 +105,11 @@ def context(seconds: float = 30, key: str = "") -> CallContext:
 class Routed:
     """A worker with a route to version 2 of a model."""
 
-    def __init__(self, world: World, fake: Versions, path: Path) -> None:
-        self.world, self.fake, self.notes = world, fake, Notes()
+    def __init__(self, world: World, fake: Versions, path: Path, metrics: Metrics) -> None:
+        self.world, self.fake, self.notes, self.metrics = world, fake, Notes(), metrics
         notes: Any = self.notes
-        self.router = Router(Routes(path), world.pipeline, METRICS, notes, notes)
+        self.router = Router(Routes(path), world.pipeline, metrics, notes, notes)
         world.pipeline.router = self.router
-        METRICS.table.refresh()
-        self.counted_before = self._counted()
 
     def put(self, to: str = "tiny:2", **others: Any) -> None:  # noqa: ANN401
         self.router.routes.put(NAME, Route(to, **others))
@@ -128,27 +128,15 @@ class Routed:
     @property
     def counted(self) -> dict[tuple[str, ...], float]:
         """Requests by model, part and status."""
-        counts = {labels: value - self.counted_before.get(labels, 0) for labels, value in self._counted().items()}
-        return {labels: count for labels, count in counts.items() if count}
-
-    def _counted(self) -> dict[tuple[str, ...], float]:
-        samples = [sample for family in METRICS.collect() for sample in family.samples if sample.name == "api_route_requests_total"]
-        return {tuple(sample.labels[name] for name in ("model", "part", "status")): sample.value for sample in samples}
-
-    async def open_circuit(self) -> None:
-        self.fake.sick.add("tiny:2")
-        for _ in range(5):
-            with pytest.raises(TritonUnavailable):
-                await self.world.detect(model="tiny", version=2)
-        assert not self.world.pipeline.tritons.is_usable("tiny:2")
-        self.fake.requests.clear()
+        samples = [one for family in self.metrics.collect() for one in family.samples if one.name == "api_route_requests_total"]
+        return {tuple(one.labels[name] for name in ("model", "part", "status")): one.value for one in samples if one.value}
 
 
 @pytest.fixture
-async def routed(tmp_path: Path) -> AsyncIterator[Routed]:
+async def routed(tmp_path: Path, table: WorkerTable) -> AsyncIterator[Routed]:
     fake = Versions()
     async with open_world(fake, mode="inline") as world:
-        yield Routed(world, fake, tmp_path / "routes.toml")
+        yield Routed(world, fake, tmp_path / "routes.toml", Metrics(table, "0"))
 
 
 async def test_share_is_exact(routed: Routed) -> None:
@@ -315,7 +303,11 @@ async def test_batch_goes_to_one_model_and_what_fails_to_another_like_single_ima
     routed.put(canary=Canary("new", 1))
     assert await batch(routed, 3) == ["2"] * 3
     routed.put(fallback="other:1")
-    await routed.open_circuit()
+    routed.fake.sick.add("tiny:2")
+    for _ in range(5):
+        with pytest.raises(TritonUnavailable):
+            await routed.ask(version=2)
+    routed.fake.requests.clear()
 
     assert await batch(routed, 2) == ["1"] * 2
     assert set(routed.fake.asked) == {"other:1"}

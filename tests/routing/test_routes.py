@@ -1,9 +1,12 @@
 """The routes file: what it may contain, how it is followed and written; and when the canary of a route is withdrawn."""
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -11,14 +14,13 @@ import pytest
 from app.resilience import last_valid, worker_table
 from app.resilience.worker_table import WorkerTable
 from app.routing import canary as canary_module
-from app.routing import routes as module
 from app.routing import routes as routes_module
 from app.routing.canary import CanaryWatch
 from app.routing.route import Canary, Route, Shadow
 from app.routing.routes import Routes, RoutesError
 from app.telemetry.metrics import Metrics
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import TABLE_VARIABLE, Clock, captured_log
+from tests.support import ROOT, TABLE_VARIABLE, Clock, captured_log
 
 ROUTES_TEXT = """
 [detector]
@@ -77,6 +79,17 @@ def test_damaged_file_changes_nothing(path: Path, clock: Clock, damaged: str | N
     assert last_valid.refused == {}
 
 
+def test_processes_remember_a_valid_file_in_turn(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_text('[detector]\nto = "tiny"\n', encoding="utf-8")
+    monkeypatch.setenv("NEREID_INTERNAL_LAST_VALID_FD", str(descriptor := last_valid.own()))
+    Routes(path)
+    reading = f"from pathlib import Path; from app.routing.routes import Routes; print(*Routes(Path({str(path)!r})).known)"
+    command = [sys.executable, "-c", reading]
+    done = subprocess.run(command, cwd=ROOT, pass_fds=[descriptor], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+
+    assert done.stdout.endswith("detector\n")
+
+
 @pytest.mark.parametrize("content", [None, ""])
 def test_change_is_seen_at_once_where_it_is_made_and_by_others_within_a_second(
     path: Path, clock: Clock, content: str | None
@@ -105,7 +118,7 @@ def test_writers_lose_no_change_of_each_other_and_readers_see_whole_files(path: 
 
     def read() -> None:
         while not are_done.is_set():
-            seen.add(len(module.load(path)))
+            seen.add(len(routes_module.load(path)))
 
     reader = threading.Thread(target=read)
     writers = [threading.Thread(target=write, args=(Routes(path), worker)) for worker in range(4)]
@@ -130,7 +143,7 @@ def test_file_behind_a_link_is_written_with_its_mode_whatever_a_killed_writer_ha
     Routes(path).put("detector", SIMPLE)
 
     assert path.is_symlink()
-    assert module.load(real) == {"detector": SIMPLE, "v1.doors": Route("doors")}
+    assert routes_module.load(real) == {"detector": SIMPLE, "v1.doors": Route("doors")}
     assert real.stat().st_mode & 0o777 == 0o640
     assert {each.name for each in path.parent.iterdir()} == {path.name, real.name}
 
@@ -264,14 +277,10 @@ async def test_canary_is_withdrawn_in_memory_while_the_file_cannot_be_written(
     workers: list[Worker], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts survive the worker that made them, and the decision the one that took it."""
-
-    def fail(*_: object) -> None:
-        raise OSError("Read-only file system")
-
     log = captured_log(monkeypatch, canary_module)
     workers[0].note(30, 30)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routes_module, "_replace", fail)
+        patch.setattr(routes_module, "_replace", Mock(side_effect=OSError("Read-only file system")))
         workers.pop(0).table.close()
         await refresh(workers)
         workers.append(Worker(path))

@@ -24,10 +24,10 @@ from app.routing.comparison import compare
 from app.routing.route import Route, Shadow
 from app.routing.router import Router
 from app.routing.shadow import Shadows
-from app.telemetry.metrics import Metrics, render
+from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
 from tests.fakes.triton import SPEC, FakeTriton, infer_response
-from tests.support import LIMITS, SCENE, eventually, in_cycles, read_samples
+from tests.support import LIMITS, SCENE, eventually, in_cycles
 from tests.world import World, open_world
 
 NEAR = [0, 8, 16, 20, 0.5, 1]
@@ -41,20 +41,10 @@ class TwoModels(FakeTriton):
     def __init__(self) -> None:
         super().__init__()
         self.boxes = {"tiny": FIRST, "big": SECOND}
-        self.fails = False
-        """Whether `big` does."""
+        self.held = {"abc-shadow"}
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        self.requests.append(request)
-        if request.model_name == "big":
-            self.running += 1
-            self.most_running = max(self.running, self.most_running)
-            try:
-                await self.may_answer.wait()
-            finally:
-                self.running -= 1
-            if self.fails:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no")
+        await super().ModelInfer(request, context)
         answer = infer_response(output0=np.array(self.boxes[request.model_name], np.float32))
         answer.model_version = "1"
         return answer
@@ -85,19 +75,13 @@ class Door:
 
     @property
     def results(self) -> dict[str, int]:
-        return {key.split('"')[3]: int(value) for key, value in self.read("api_shadow_images_total").items()}
+        return {result: int(images) for result, images in self.read("api_shadow_images_total").items()}
 
     def read(self, metric: str) -> dict[str, float]:
         """Return the values of a metric by the labels that are not always the same."""
-        found = read_samples(render(self.metrics.collect(), "")[0].decode())
-        rest = ('against="tiny:1",', 'model="big:1",', ',route="door"', 'route="door",')
-        values = {}
-        for name, value in found.items():
-            if name.startswith(f"{metric}{{"):
-                for part in rest:
-                    name = name.replace(part, "")  # noqa: PLW2901
-                values[name.removeprefix(metric)] = value
-        return values
+        samples = [sample for family in self.metrics.collect() for sample in family.samples if sample.name == metric]
+        labels = ("answer", "class", "result")
+        return {" ".join(one.labels[name] for name in labels if name in one.labels): one.value for one in samples}
 
     async def until(self, **results: int) -> None:
         """Wait for these results of shadows, after which they hold nothing."""
@@ -126,14 +110,10 @@ async def test_second_model_is_asked_after_the_answer_and_compared_in_metrics(do
     await door.until(compared=1)
 
     assert door.asked == 1
-    assert door.read("api_shadow_boxes_total") == {
-        '{class="1",result="matched"}': 1,
-        '{class="0",result="missing"}': 1,
-        '{class="0",result="additional"}': 1,
-    }
-    assert door.read("api_shadow_iou_sum") == {'{class="1"}': 0.75}
-    assert door.read("api_shadow_score_sum") == {'{answer="given",class="1"}': 0.75, '{answer="shadow",class="1"}': 0.5}
-    assert door.read("api_shadow_infer_seconds_count") == {'{answer="given"}': 1, '{answer="shadow"}': 1}
+    assert door.read("api_shadow_boxes_total") == {"1 matched": 1, "0 missing": 1, "0 additional": 1}
+    assert door.read("api_shadow_iou_sum") == {"1": 0.75}
+    assert door.read("api_shadow_score_sum") == {"given 1": 0.75, "shadow 1": 0.5}
+    assert door.read("api_shadow_infer_seconds_count") == {"given": 1, "shadow": 1}
     paces = {name: queue.pace() for name, queue in door.world.admission.queues.items()}
     assert paces["tiny"] > 0 == paces["big"]  # its durations set no limit, because it waits for all else
 
@@ -158,7 +138,7 @@ async def test_shadow_is_dropped_while_the_gateway_fills(door: Door) -> None:
 
 async def test_failure_is_counted_and_leaves_nothing_behind(door: Door) -> None:
     """The image is freed at once, not when the garbage collector finds its error."""
-    door.triton.fails = True
+    door.triton.next_refusals = [None, (grpc.StatusCode.INVALID_ARGUMENT, "no")]
     with in_cycles(Detections) as kept:
         found = await door.ask()
         await door.until(failed=1)

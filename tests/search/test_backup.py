@@ -5,46 +5,29 @@ from itertools import count
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from app.__main__ import main
 from app.embedded.postgres.backup import backup, restore
 from app.host.program import CommandError
-from app.search.engine import FacePart, NewImage, ObjectPart, Page, TextPart, Vector
+from app.search.engine import NewImage, Page, TextPart, Vector, VectorIndex
 from app.search.postgres.engine import PostgresEngine
 from tests.postgres import Server
+from tests.search.test_engine import FACE, make_image, vector
 
 NUMBERS = count()
 
 
-def unit(seed: int) -> Vector:
-    values = np.random.default_rng(seed).normal(size=64).astype(np.float32)
-    return Vector(values / np.linalg.norm(values), "embedding:1")
-
-
 def image(number: int) -> NewImage:
-    box = (0.1, 0.1, 0.5, 0.5)
-    face = Vector(unit(number + 100).values, "faces:1")
-    return NewImage(
-        image_id=f"image {number}",
-        content_hash=bytes([number]) * 32,
-        metadata={"number": number},
-        width=10,
-        height=10,
-        vectors=[unit(number)],
-        objects=[ObjectPart(box=box, score=0.9, class_id=2, class_name="car", index="vehicles", vectors=[unit(number + 50)])],
-        faces=[FacePart(box=box, score=0.9, vectors=[face], landmarks=[0.2] * 10, quality=1)],
-        lines=[TextPart(text=f"number {number} in words", corners=[0.0] * 8, score=1)],
-    )
+    return make_image(number, lines=[TextPart(text=f"number {number} in words", corners=[0.0] * 8, score=1)])
 
 
 async def found(engine: PostgresEngine) -> list[object]:
     """Return all that a few questions find."""
-    hits = [await engine.nearest("a", "global", unit(3), Page(5)), await engine.nearest("a", "vehicles", unit(53), Page(5))]
-    faces = await engine.nearest("a", "faces", Vector(unit(103).values, "faces:1"), Page(5))
+    like: dict[VectorIndex, Vector] = {"global": vector(3), "vehicles": vector(103), "faces": vector(203, FACE, 32)}
+    hits = [await engine.nearest("a", index, wanted, Page(5)) for index, wanted in like.items()]
     words = await engine.match_text("a", "number 3", Page(5))
-    return [*hits, faces, words, await engine.names("a"), await engine.image("b", "image 1")]
+    return [*hits, words, await engine.names("a"), await engine.image("b", "image 1")]
 
 
 async def database_of(server: Server, user: str) -> str:
@@ -90,7 +73,7 @@ async def test_restored_backup_finds_the_same(
     restore(msgspec.structs.replace(settings, database_url=target), file)
     again = PostgresEngine(target)
     assert repr(await found(again)) == repr(before)
-    assert await again.nearest("c", "global", unit(3), Page(5)) == []
+    assert await again.nearest("c", "global", vector(3), Page(5)) == []
     await again.add("a", image(20))
     await again.add_job("a", "reindex", {})
     assert await again.claim_job(60)

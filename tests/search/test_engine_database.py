@@ -14,7 +14,7 @@ from app.search.engine import Filter, Page, Vector
 from app.search.postgres import migrations
 from app.search.postgres.engine import PostgresEngine
 from tests.postgres import Server, name_of
-from tests.search.test_engine import FACE, PAGE, make_image, vector
+from tests.search.test_engine import FACE, PAGE, make_image, opened_engine, vector  # noqa: F401 - a fixture
 from tests.support import captured_log
 
 
@@ -157,8 +157,7 @@ async def test_schema_may_be_another_one(postgres: Server, empty: str) -> None:
         await engine.close()
 
 
-async def test_model_is_dropped_while_it_is_searched(database: str) -> None:
-    engine = PostgresEngine(database)
+async def test_model_is_dropped_while_it_is_searched(engine: PostgresEngine) -> None:
     await engine.add("", make_image(1))
     await engine.begin_model("image", "embedding:2", 64)
     async with engine.as_tenant("") as connection:
@@ -168,13 +167,11 @@ async def test_model_is_dropped_while_it_is_searched(database: str) -> None:
         await connection.fetch("SELECT FROM vectors_1")
     await ending
     assert await engine.models("image") == ("embedding:2", None)
-    await engine.close()
 
 
-async def test_database_that_comes_back_is_used(database: str, postgres: Server) -> None:
+async def test_database_that_comes_back_is_used(engine: PostgresEngine, database: str, postgres: Server) -> None:
     with pytest.raises(SearchUnavailable):
         await PostgresEngine("postgresql://nereid@/nereid?host=/nowhere").models("image")
-    engine = PostgresEngine(database)
     await engine.add("", make_image(1))
     await postgres.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name_of(database)}'")  # noqa: S608 - ours
     for _ in range(3):
@@ -185,16 +182,14 @@ async def test_database_that_comes_back_is_used(database: str, postgres: Server)
         break
     else:
         pytest.fail("its connections are not replaced")
-    await engine.close()
 
 
 @pytest.mark.system
-async def test_plans_walk_the_index(database: str) -> None:
+async def test_plans_walk_the_index(engine: PostgresEngine) -> None:
     count, dimensions = 6000, 64
     source = np.random.default_rng(1)
     vectors = source.normal(size=(100, dimensions))[source.integers(0, 100, count)] + 0.5 * source.normal(size=(count, dimensions))
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    engine = PostgresEngine(database)
     await engine.begin_model("image", "embedding:1", dimensions)
     async with engine.as_owner() as connection:
         await connection.execute(
@@ -227,11 +222,9 @@ async def test_plans_walk_the_index(database: str) -> None:
         await connection.execute("SELECT pg_stat_force_next_flush()")
         used = await connection.fetchval("SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'vectors_1_global'")
     assert used >= 200  # the small tenant's vectors are compared
-    await engine.close()
 
 
-async def test_true_cause_is_told(database: str, postgres: Server) -> None:
-    engine = PostgresEngine(database)
+async def test_true_cause_is_told(engine: PostgresEngine, database: str, postgres: Server) -> None:
     for fault, cause in {
         "disk_full": "no space left on its disk",
         "insufficient_privilege": "refuses the gateway's user",
@@ -248,7 +241,6 @@ async def test_true_cause_is_told(database: str, postgres: Server) -> None:
             await engine.add("", make_image(1))
     async with engine.as_owner() as connection:
         await connection.execute("UPDATE schema_version SET version = 99")
-    await engine.close()
     for url, cause in {
         database: "version 99",
         postgres.url("nothing"): "does not exist on its server",
@@ -259,11 +251,10 @@ async def test_true_cause_is_told(database: str, postgres: Server) -> None:
 
 
 async def test_pgvector_that_damages_an_index_makes_none_and_keeps_those_that_exist(
-    database: str, postgres: Server, monkeypatch: pytest.MonkeyPatch
+    engine: PostgresEngine, database: str, postgres: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = captured_log(monkeypatch, migrations)
     await postgres.pretend(database, "0.8.2")
-    engine = PostgresEngine(database)
     with pytest.raises(IndexRefused, match=r"pgvector 0\.8\.2 .* install pgvector 0\.8\.4 or later"):
         await engine.add("", make_image(1))
     (warning,) = log
@@ -277,4 +268,3 @@ async def test_pgvector_that_damages_an_index_makes_none_and_keeps_those_that_ex
     with pytest.raises(IndexRefused):
         await engine.begin_model("image", "embedding:2", 64)
     assert (await engine.models("image")).next is None
-    await engine.close()

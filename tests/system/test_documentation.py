@@ -251,38 +251,10 @@ def test_blocks_run(page: Path, server: Served, networks: dict[str, Path], recor
         assert code == 0, "\n".join(["The gateway's log:", *gateway[-20:], failed])
 
 
-def test_marks_of_blocks() -> None:
-    text = """
-<!-- background -->
-```sh
-./just serve
-```
+def test_mark_is_that_of_the_block_directly_below() -> None:
+    text = '<!-- no-run: another host -->\n\ntext\n\n```sh\nls\n```\n\n```json\n{"status": 400}\n```\n'
 
-- item
-
-  <!-- no-run: takes minutes -->
-  ```python
-  import time
-  ```
-
-<!-- no-run: another host -->
-
-text
-
-```sh
-ls
-```
-
-```json
-{"status": 400}
-```
-"""
-
-    assert [block._replace(line=0) for block in find_blocks(text)] == [
-        Block("sh", "./just serve\n", 0, "background", shows_error=False),
-        Block("python", "import time\n", 0, "no-run", shows_error=False),
-        Block("sh", "ls\n", 0, None, shows_error=True),
-    ]
+    assert find_blocks(text) == [Block("sh", "ls\n", 5, None, shows_error=True)]
 
 
 @pytest.mark.parametrize(

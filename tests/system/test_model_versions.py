@@ -3,37 +3,30 @@
 import asyncio
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
 import pytest
 
-from app.settings.schema import PREFIX
-from bench.harness.processes import environment_of
 from tests.fakes import models
 from tests.faults.exchange import NO_ANSWER, Connection, encode
 from tests.faults.fleet import running_fleet
 from tests.faults.meanwhile import meanwhile
 from tests.nginx import proxying
+from tests.processes import run_nereid, wait_for
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import ROOT, SCENE
+from tests.support import SCENE, eventually
 from tests.zoo.exported import WIDE, exported
 
 VERSIONS = 6
 OLDER = VERSIONS - 1
 CLIENTS = 16
-SWITCH_SECONDS = 60.0
-"""From the end of a command until every request is answered by its version: about a second where the CPUs are not this busy."""
 
 
 class Service(NamedTuple):
@@ -42,11 +35,10 @@ class Service(NamedTuple):
     url: str
     folder: Path
     repository: Path
-    environment: dict[str, str]
+    settings: Mapping[str, object]
 
     def run(self, *arguments: object, status: int = 0) -> str:
-        command = [sys.executable, "-m", "app", *map(str, arguments)]
-        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
+        done = run_nereid(*arguments, **self.settings)
         assert done.returncode == status, done.stderr
         return done.stdout + done.stderr
 
@@ -63,21 +55,9 @@ class Service(NamedTuple):
         response = httpx.post(f"{self.url}/predict/{name}{query}", content=SCENE, timeout=30)
         return response.status_code, version_of(response.content) if response.is_success else response.json()["code"]
 
-    def detects(self) -> bool:
-        return httpx.post(f"{self.url}/detect", content=SCENE, timeout=30).is_success
-
-    def wait_for(self, name: str, expected: tuple[int, str], query: str = "") -> None:
+    def wait_for(self, name: str, expected: tuple[int, str]) -> None:
         """Wait until this is the answer; each worker looks for changes every second."""
-        _wait_until(partial(self.answer, name, query), expected)
-
-    def wait_for_versions(self, name: str, default: int, versions: list[int]) -> None:
-        """Wait until /models lists these versions; the worker that answers may be the last one that follows a change."""
-
-        def listed() -> object:
-            model = self.model(name)
-            return model and (model["version"], model["versions"])
-
-        _wait_until(listed, (str(default), [str(version) for version in versions]))
+        wait_for(lambda: self.answer(name) == expected)
 
 
 def export(version: int, folder: Path) -> Path:
@@ -88,12 +68,6 @@ def export(version: int, folder: Path) -> Path:
     path = folder / f"{version}.onnx"
     path.write_bytes(network.SerializeToString())
     return path
-
-
-def _wait_until(look: Callable[[], object], expected: object) -> None:
-    until = monotonic() + SWITCH_SECONDS
-    while (found := look()) != expected:
-        assert monotonic() < until, found
 
 
 def version_of(body: bytes) -> str:
@@ -118,8 +92,7 @@ def service(folder: Path, instances: int = 2, **more: object) -> Iterator[Servic
         proxying([f"unix:{socket}" for socket in fleet.sockets], fleet.folder / "run") as proxy,
     ):
         given = {"triton_home": folder / "triton", "model_repository": repository, **more}
-        environment = {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
-        yield Service(proxy.local_url, folder, repository, {**environment_of(ROOT), **environment})
+        yield Service(proxy.local_url, folder, repository, given)
 
 
 class Traffic:
@@ -139,10 +112,7 @@ class Traffic:
 
     async def wait_for(self, version: int) -> None:
         """Wait until this version alone answers; a worker that answers nothing meanwhile may follow later."""
-        until = monotonic() + SWITCH_SECONDS
-        while set(self.versions[-2 * CLIENTS :]) != {str(version)}:
-            assert monotonic() < until, self.versions[-2 * CLIENTS :]
-            await asyncio.sleep(0.02)
+        await eventually(lambda: set(self.versions[-2 * CLIENTS :]) == {str(version)})
 
     async def _ask(self, connection: Connection) -> bool:
         """Send one request; return whether the connection can be used again."""
@@ -190,7 +160,8 @@ async def test_switching_fails_no_request(serving: Service) -> None:
             await traffic.wait_for(version)
 
     assert traffic.statuses.keys() == {200}
-    serving.wait_for_versions("doors", OLDER, [OLDER, VERSIONS])
+    expected = {"version": str(OLDER), "versions": [str(OLDER), str(VERSIONS)]}
+    wait_for(lambda: expected.items() <= (serving.model("doors") or {}).items())  # the last worker may follow later
     said = await asyncio.to_thread(serving.run, "models")
     assert re.search(r"doors: 6 classes, .*, versions 5 \(default\), 6, [1-9]\d* MiB, \d+\.\d ms a batch\n", said)
 

@@ -1,12 +1,9 @@
 """Detectors and classifiers of every format that users bring, each a real one in Triton: alone, and in calls that images share."""
 
 import asyncio
-import shutil
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from io import BytesIO
 from itertools import cycle, islice
-from pathlib import Path
 
 import httpx
 import msgspec
@@ -14,13 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.embedded.launch import command
-from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings
 from tests.fakes import models
 from tests.fakes.other_tasks import LABELS, MEAN, STD, WEIGHTS, logits_of, softmax
-from tests.support import NEEDS_BYTES, SCENE, eventually, json, scrape, started, triton_home
+from tests.support import NEEDS_BYTES, SCENE, json, scrape, started
 
 DETECTORS = [
     *("six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head", "stretched_columns", "unbatched"),
@@ -124,47 +119,3 @@ async def test_a_call_never_has_images_for_several_versions(one_by_one: httpx.As
     samples = await scrape(one_by_one)
     assert any('batch;desc="1"' not in response.headers["server-timing"] for response in responses)
     assert not [name for name in samples if "two_versions:2" in name]
-
-
-@pytest.fixture
-def polling_triton(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """Settings for a Triton that looks for changes of its models each second; of `two_versions` it has the first one."""
-    repository = tmp_path / "repository"
-    shutil.copytree(Path(settings.model_repository) / "two_versions", repository / "two_versions")
-    (repository / "two_versions" / "2").rename(tmp_path / "2")
-    config = repository / "two_versions" / "config.pbtxt"
-    config.write_text(config.read_text().replace("version_policy { all {} }", ""))
-
-    def command_of_it(settings: Settings, links: Path) -> list[str]:
-        line = [option.replace("control-mode=explicit", "control-mode=poll") for option in command(settings, links)]
-        return [*(option for option in line if "load-model" not in option), "--repository-poll-secs=1"]
-
-    monkeypatch.setattr("app.embedded.server.command", command_of_it)
-    (tmp_path / "triton").mkdir()
-    home = triton_home(tmp_path / "triton")
-    own = msgspec.structs.replace(settings, triton_home=home, model_repository=str(repository), model="two_versions", workers=1)
-    server = EmbeddedTriton(own)
-    server.start()
-    yield own
-    server.stop()
-
-
-async def test_no_answer_mixes_versions_while_a_new_one_is_loaded(polling_triton: Settings, tmp_path: Path) -> None:
-    folder = Path(polling_triton.model_repository) / "two_versions"
-    answers = Counter[tuple[str, tuple[str, ...], float]]()
-
-    async def ask(client: httpx.AsyncClient) -> None:
-        while not any(version == "2" for version, _, _ in answers) or answers.total() < REQUESTS:
-            document = json(await client.post("/predict/two_versions", content=SCENE))
-            found = document["detections"]
-            answers[document["model"]["version"], tuple(one["class_name"] for one in found), found[0]["confidence"]] += 1
-
-    async with started(create_app(polling_triton)) as client:
-        asking = asyncio.gather(*(ask(client) for _ in range(4)))
-        await eventually(lambda: answers.total() > 0)
-        config = folder / "config.pbtxt"
-        config.write_text(config.read_text().replace("red", "rouge").replace("blue", "bleu"))
-        (tmp_path / "2").rename(folder / "2")
-        await asking
-
-    assert answers.keys() == {("1", ("red", "blue"), 0.9), ("2", ("rouge", "bleu"), 0.6)}

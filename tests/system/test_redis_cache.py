@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from io import BytesIO
@@ -18,12 +16,10 @@ import pytest
 from onnx import ModelProto, helper, parser
 from PIL import Image
 
-from app.settings.schema import PREFIX
-from bench.harness.processes import environment_of
 from tests.faults.exchange import Answer, Connection, encode
 from tests.faults.fleet import Fleet, running_fleet
+from tests.processes import run_nereid
 from tests.redis_server import RedisServer, redis_server
-from tests.support import ROOT
 
 PHOTOS, REQUESTS, CLIENTS, WORKERS = 200, 10_000, 16, 4
 HIT = "hit"
@@ -44,20 +40,15 @@ def network(version: int) -> ModelProto:
     """Make a network that finds one object, whose box and score are pixels of the image; exact, however many images a batch has."""
     model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
     network (float[batch, 3, 128, 256] images) => (float[batch, 5, 672] output0) {{
-        starts = Constant <value_ints = [0, 60, 100]> ()
-        ends = Constant <value_ints = [3, 61, 102]> ()
+        starts = Constant <value_ints = [0, 60, 50]> ()
+        ends = Constant <value_ints = [1, 61, 201]> ()
         axes = Constant <value_ints = [1, 2, 3]> ()
-        pixels = Slice (images, starts, ends, axes)
-        column = Constant <value_ints = [0, 6, 1]> ()
-        six = Reshape (pixels, column)
-        first = Constant <value_ints = [0]> ()
-        last = Constant <value_ints = [5]> ()
-        axis = Constant <value_ints = [1]> ()
-        five = Slice (six, first, last, axis)
-        scales = Constant <value_floats = [60.0, 30.0, 40.0, 40.0, 0.4]> ()
-        offsets = Constant <value_floats = [90.0, 50.0, 20.0, 20.0, 0.{version + 2}]> ()
-        scale = Unsqueeze (scales, axis)
-        offset = Unsqueeze (offsets, axis)
+        steps = Constant <value_ints = [1, 1, 35]> ()
+        pixels = Slice (images, starts, ends, axes, steps)
+        column = Constant <value_ints = [0, 5, 1]> ()
+        five = Reshape (pixels, column)
+        scale = Constant <value = float[5, 1] {{60.0, 30.0, 40.0, 40.0, 0.4}}> ()
+        offset = Constant <value = float[5, 1] {{90.0, 50.0, 20.0, 20.0, 0.{version + 2}}}> ()
         scaled = Mul (five, scale)
         moved = Add (scaled, offset)
         pads = Constant <value_ints = [0, 0, 0, 0, 0, 671]> ()
@@ -80,11 +71,11 @@ class Service(NamedTuple):
     fleet: Fleet
     redis: RedisServer
     photos: list[bytes]
-    environment: dict[str, str]
+    settings: dict[str, object]
     keys: list[str]
 
     def run(self, *arguments: object) -> None:
-        _run(self.environment, *arguments)
+        run_nereid(*arguments, **self.settings).check_returncode()
 
     async def ask(self, photos: Sequence[int], key: int = 0, **headers: str) -> list[Asked]:
         """Send photos in this order, over connections to all workers."""
@@ -124,28 +115,18 @@ def service() -> Iterator[Service]:
         folder, repository = Path(name), Path(name) / "models"
         repository.mkdir()
         secret = _private(folder / "secret", "a secret of at least thirty-two bytes")
-        given = {"MODEL_REPOSITORY": repository, "TRITON_HOME": folder / "triton", "CACHE": redis.url, "CACHE_KEY_FILE": secret}
-        environment = environment_of(ROOT) | {f"{PREFIX}{setting}": str(value) for setting, value in given.items()}
-        made = [_run(environment, "key", caller) for caller in ("one", "two")]
-        settings = {
-            "model": "pixels",
-            "cache": redis.url,
-            "cache_key_file": secret,
-            "api_keys_file": _private(folder / "keys.toml", "".join(done.stderr for done in made)),
-            "timeout_seconds": 30,
-        }
-        _run(environment, "add", _export(folder, 1), "--name", "pixels")
+        cache = {"cache": redis.url, "cache_key_file": secret}
+        given = {"model_repository": repository, "triton_home": folder / "triton", **cache}
+        made = [run_nereid("key", caller, **given) for caller in ("one", "two")]
+        keys = _private(folder / "keys.toml", "".join(done.stderr for done in made))
+        settings = {"model": "pixels", "api_keys_file": keys, "timeout_seconds": 30, **cache}
+        run_nereid("add", _export(folder, 1), "--name", "pixels", **given).check_returncode()
         with running_fleet(repository, folder, instances=WORKERS, settings=settings) as fleet:
             photos = [photo(number) for number in range(PHOTOS)]
-            made_service = Service(fleet, redis, photos, environment, [done.stdout.strip() for done in made])
+            made_service = Service(fleet, redis, photos, given, [done.stdout.strip() for done in made])
             while "" in {one.cache for one in asyncio.run(made_service.ask(range(PHOTOS)))}:
                 pass  # workers that do not know the model yet
             yield made_service
-
-
-def _run(environment: dict[str, str], *arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "app", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
 
 
 def _private(path: Path, text: str) -> Path:

@@ -1,9 +1,6 @@
 """A second version of a model from its first image to the last request for the first one, in a gateway as a user runs it."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +14,8 @@ import numpy as np
 from app.api.caller import keys
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.faults.serving import Gateway, running_gateway
-from tests.support import ROOT, SCENE, json
+from tests.processes import run_nereid
+from tests.support import SCENE, json
 
 NAME = "detector"
 FOLLOW_SECONDS = 3
@@ -72,9 +70,7 @@ class Operator:
 
     async def compare(self) -> list[str]:
         """Return the lines of `nereid compare`."""
-        command = [sys.executable, "-m", "app", "compare", NAME, "--key-file", str(self.key_file)]
-        environ = {**os.environ, "NEREID_PORT": str(self.gateway.port)}
-        done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+        done = await asyncio.to_thread(run_nereid, "compare", NAME, "--key-file", self.key_file, port=self.gateway.port)
         assert not done.returncode, done.stderr
         return done.stdout.splitlines()
 

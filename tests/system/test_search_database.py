@@ -1,10 +1,7 @@
 """`serve --search` and `search` as a user runs them: the database comes and goes, and detection goes on."""
 
-import asyncio
-import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,45 +10,30 @@ from secrets import token_hex
 
 import asyncpg
 import httpx
-import psutil
 import pytest
 
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.settings.schema import Settings
+from bench.harness import processes
+from bench.harness.processes import variables
 from tests.api.conftest import write_keys
 from tests.postgres import database_home
-from tests.processes import children, wait_for, wait_until_gone
-from tests.support import SCENE, free_port, triton_home
-
-pytestmark = pytest.mark.system
+from tests.processes import PATIENCE_SECONDS, children, wait_for, wait_until_gone
+from tests.support import SCENE, free_port, triton_home, until
 
 
 @contextmanager
-def running(settings: Settings, log: Path, *command: str, stop: int = signal.SIGTERM, **variables: str) -> Iterator[str]:
-    """Run a command, which must end with its children, and in order unless it is killed; return its URL."""
-    port = str(free_port())
-    named = ("model_repository", "triton_home", "database_home", "model")
-    environ = {f"NEREID_{name.upper()}": getattr(settings, name) for name in named}
-    environ |= {"NEREID_TIMEOUT_SECONDS": "20", "NEREID_WORKERS": "1", **variables}
-    with log.open("wb") as output:
-        started = [sys.executable, "-m", "app", *command, "--port", port]
-        process = subprocess.Popen(started, env=os.environ | environ, stdout=output, stderr=subprocess.STDOUT)
-    family = [psutil.Process(process.pid)]
-    try:
-        yield f"http://127.0.0.1:{port}"
-        family += family[0].children(recursive=True)
-        process.send_signal(stop)
-        assert process.wait() == (0 if stop == signal.SIGTERM else -stop)
+def running(settings: Settings, log: Path, *command: str, stop: int = signal.SIGTERM, **more: str) -> Iterator[str]:
+    """Run a command until it is ready, which must end with its children, and in order unless it is killed; return its URL."""
+    port = free_port()
+    environment = {**variables(settings), "NEREID_PORT": str(port), "NEREID_TIMEOUT_SECONDS": "20", "NEREID_WORKERS": "1", **more}
+    started = [sys.executable, "-m", "app", *command]
+    with processes.running(started, environment, port, "/readyz", log, ready_seconds=PATIENCE_SECONDS) as server:
+        yield server.url
+        family = [server.process, *server.process.children(recursive=True)]
+        server.process.send_signal(stop)
+        assert server.process.wait() == (0 if stop == signal.SIGTERM else -stop)
         wait_until_gone(family)
-    finally:
-        process.kill()
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def detects(url: str) -> int:
@@ -90,28 +72,18 @@ def home(repository: Path, tmp_path: Path) -> Iterator[Settings]:
         own.database_folder.rmdir()
 
 
-async def wait_for_database(url: str) -> None:
-    for _ in range(600):
-        if await answers(url):
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError(url)
-
-
 async def test_detection_goes_on_while_the_database_cannot_be_started(home: Settings, tmp_path: Path) -> None:
     data, log, beside = Path(home.database_home, "data"), tmp_path / "log", tmp_path / "beside"
     (data / "PG_VERSION").write_text("17\n")
     with running(home, log, "serve", "--search") as url:
-        wait_for(lambda: is_ready(url))
         assert detects(url) == 200
         assert "warning: PostgreSQL could not be started, and will be tried again: " in log.read_text()
         assert statistics(url) == 503
         (data / "PG_VERSION").write_text("18\n")
-        await wait_for_database(home.search_database)
+        await until(lambda: answers(home.search_database))
         wait_for(lambda: statistics(url) == 200)
 
         with running(home, beside, "search", NEREID_DATABASE_URL=home.search_database) as other:
-            wait_for(lambda: is_ready(other))
             assert detects(other) == 404
             assert "Triton is ready" not in beside.read_text()
     assert not await answers(home.search_database)
@@ -140,7 +112,7 @@ async def test_caller_is_the_same_for_search_as_for_its_worker(home: Settings, r
             assert document.get("request_id", headers["X-Request-ID"]) == headers["X-Request-ID"]
             return response.status_code, document.get("code", "")
 
-        wait_for(lambda: is_ready(url) and ask("north", "GET /query/stats")[0] == 200)
+        wait_for(lambda: ask("north", "GET /query/stats")[0] == 200)
         for number in range(8):  # of connections, some of which each worker has accepted
             picture = SCENE + bytes(number)
             assert ask("north", f"POST /ingest?image_id={number}", content=picture) == (201, "")
@@ -160,10 +132,10 @@ async def test_caller_is_the_same_for_search_as_for_its_worker(home: Settings, r
 async def test_folder_of_search_goes_with_its_gateway(home: Settings, tmp_path: Path) -> None:
     """That of a gateway that was killed goes when the next one starts, if not with another one's start."""
     with running(home, tmp_path / "killed", "serve", "--search", stop=signal.SIGKILL) as url:
-        wait_for(lambda: is_ready(url) and statistics(url) == 200)
+        wait_for(lambda: statistics(url) == 200)
         (left,) = folders_of_search()
     with running(home, tmp_path / "log", "serve", "--search") as url:
-        wait_for(lambda: is_ready(url) and statistics(url) == 200)
+        wait_for(lambda: statistics(url) == 200)
         assert not left.exists()
         (folder,) = folders_of_search()
         assert folder.stat().st_mode & 0o777 == 0o700

@@ -7,13 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
 
 import httpx
-import psutil
 import pytest
 
 from app.embedded.launch import shm_prefix
@@ -24,7 +23,8 @@ from tests.fakes.triton import FakeTriton
 from tests.fakes.triton import serving as serving_fake
 from tests.faults.exchange import ask, encode
 from tests.faults.fleet import Fleet, running_fleet
-from tests.processes import has_ended, wait_for
+from tests.faults.serving import apart
+from tests.processes import has_ended, wait_for, wait_until_gone
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import REPOSITORY, ROOT, SCENE, free_port, sample_image
 
@@ -33,21 +33,13 @@ MODEL = "yolo11n"
 READY_SECONDS = 300  # a first run downloads Triton and the model
 
 
-def have_ended(processes: Iterable[psutil.Process]) -> bool:
-    return all(map(has_ended, processes))
-
-
 def detects(fleet: Fleet) -> bool:
     return "cat" in httpx.post(f"{fleet.url}/detect", content=CAT, timeout=30).text
 
 
-def settings_of(folder: Path) -> Settings:
-    return Settings(triton_home=str(folder / "triton"))
-
-
-def shm(folder: Path) -> list[Path]:
-    """List the files of a fleet's Triton in /dev/shm."""
-    return list(shared_memory.SHM.glob(f"{shm_prefix(settings_of(folder))}*"))
+def shm(settings: Settings) -> list[Path]:
+    """List the files of a Triton in /dev/shm."""
+    return list(shared_memory.SHM.glob(f"{shm_prefix(settings)}*"))
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +59,13 @@ def serving(models: Path, folder: Path) -> Iterator[Fleet]:
             wait_for(fleet.is_ready)
             family = fleet.family()
             yield fleet
-        wait_for(lambda: have_ended(family))
+        wait_until_gone(family)
     finally:
         shared_memory.sweep()  # killed processes could not clean up; the next worker would
-        for left in shm(folder):
+        own = Settings(triton_home=str(folder / "triton"))
+        for left in shm(own):
             left.unlink()
-        shutil.rmtree(settings_of(folder).triton_folder)
+        shutil.rmtree(own.triton_folder)
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +82,9 @@ def fleet(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fl
 )
 def test_a_signal_stops_everything(models: Path, tmp_path: Path, stop: signal.Signals, *, is_repeated: bool) -> None:
     with serving(models, tmp_path) as fleet:
-        family = fleet.family()
+        family, own = fleet.family(), Settings(triton_home=str(fleet.folder / "triton"))
         assert {"tritonserver"} < {process.name() for process in family}
-        assert shm(tmp_path)
+        assert shm(own)
         assert detects(fleet)
         arenas = {path for process in family for path in shared_memory.SHM.glob(f"nereid-{process.pid}-*")}
         assert arenas
@@ -101,8 +94,8 @@ def test_a_signal_stops_everything(models: Path, tmp_path: Path, stop: signal.Si
             sleep(0.02)
 
         assert fleet.process.wait() == 0
-        wait_for(lambda: have_ended(family))
-        assert not shm(tmp_path)
+        wait_until_gone(family)
+        assert not shm(own)
         assert not any(path.exists() for path in arenas)
         with pytest.raises(httpx.ConnectError):
             httpx.get(fleet.url)
@@ -115,7 +108,7 @@ def test_a_worker_ends_with_the_process_that_started_it(models: Path, tmp_path: 
         fleet.process.suspend()
         fleet.instances()[0].kill()
 
-        wait_for(lambda: have_ended(workers))
+        wait_until_gone(workers)
         fleet.process.kill()
 
 
@@ -125,7 +118,7 @@ def test_no_process_outlives_a_killed_parent(models: Path, tmp_path: Path) -> No
         family = fleet.family()
         fleet.process.kill()
 
-        wait_for(lambda: have_ended(family))
+        wait_until_gone(family)
 
 
 def test_serve_detects_and_stops(tmp_path: Path) -> None:
@@ -149,21 +142,13 @@ def test_the_parent_of_the_workers_has_no_grpc() -> None:
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("is_port_free", [False, True])
-def test_a_port_or_a_home_in_use_is_reported(fleet: Fleet, is_port_free: bool) -> None:  # noqa: FBT001
-    environ = fleet.process.environ()
-    if is_port_free:
-        environ["NEREID_PORT"] = str(free_port())
+def test_home_in_use_is_reported(fleet: Fleet) -> None:
+    environ = {**fleet.process.environ(), "NEREID_PORT": str(free_port())}
     serve = [sys.executable, "-m", "app", "serve"]
     second = subprocess.run(serve, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
 
     assert second.returncode == 1
-    assert re.fullmatch(
-        rf"(nereid: another process.* runs the Triton in {fleet.folder / 'triton'}; .*\n){{2}}"
-        if is_port_free
-        else r"nereid: port \d+ is in use by process .* -m app serve\); end it, or choose another with --port\n",
-        second.stderr,
-    )
+    assert re.fullmatch(rf"(nereid: another process.* runs the Triton in {fleet.folder / 'triton'}; .*\n){{2}}", second.stderr)
     assert fleet.is_ready()
 
 
@@ -173,21 +158,6 @@ def test_other_commands_find_triton_by_its_home(fleet: Fleet) -> None:
     severities = {finding["code"]: finding["severity"] for finding in json.loads(done.stdout)["findings"]}
 
     assert (severities["triton"], severities["shared_memory"]) == ("ok", "ok")
-
-
-@asynccontextmanager
-async def two_instances(folder: Path) -> AsyncIterator[tuple[FakeTriton, Fleet]]:
-    """Run two instances that may have one request at a time, on a Triton of the test's own."""
-    fake = FakeTriton().find_nothing()
-    async with serving_fake(fake):
-        settings = {"triton_endpoints": fake.url, "model": "tiny", "max_requests": 1, "timeout_seconds": 60}
-        context = running_fleet(REPOSITORY, folder, settings=settings)
-        fleet = await asyncio.to_thread(context.__enter__)  # the instances ask that Triton, which runs in this event loop
-        try:
-            yield fake, fleet
-        finally:
-            fake.may_answer.set()
-            await asyncio.to_thread(context.__exit__, None, None, None)
 
 
 async def is_full(url: str) -> bool:
@@ -201,7 +171,11 @@ async def is_full(url: str) -> bool:
 
 
 async def test_instances_are_one_service(tmp_path: Path) -> None:
-    async with two_instances(tmp_path) as (fake, fleet):
+    fake, settings = FakeTriton().find_nothing(), {"model": "tiny", "max_requests": 1, "timeout_seconds": 60}
+    async with (
+        serving_fake(fake),
+        apart(running_fleet(REPOSITORY, tmp_path, settings={**settings, "triton_endpoints": fake.url})) as fleet,
+    ):
         first, second = (f"unix:{socket}" for socket in fleet.sockets)
         fake.may_answer.clear()
         request = asyncio.create_task(ask(first, encode(SCENE)))
@@ -221,7 +195,7 @@ async def test_instances_are_one_service(tmp_path: Path) -> None:
         family += fleet.family()
         fleet.process.terminate()
         assert await asyncio.to_thread(fleet.process.wait) == 0
-        assert have_ended(family)
+        assert all(map(has_ended, family))
         assert fleet.sockets == []
 
 

@@ -17,9 +17,8 @@ import pytest
 from app.embedded import launch, server
 from app.embedded.server import EmbeddedTriton
 from app.errors import GatewayError
-from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
+from app.settings.schema import TRITON_SOCKET, Settings
 from app.triton.blocking_client import BlockingClient
-from bench.harness.processes import environment_of
 from bench.harness.triton import Triton
 from tests.deploy.needs import options_of
 from tests.deploy.test_models_profile import PROFILES
@@ -27,7 +26,7 @@ from tests.fakes import models
 from tests.faults.serving import serving
 from tests.processes import wait_for
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import ROOT, free_port, triton_home
+from tests.support import free_port, triton_home
 from tests.system.test_model_versions import Service
 
 MACHINE = {"model-config-name", "backend-directory", "backend-config", "allow-gpu-metrics", "exit-timeout-secs", "grpc-port"}
@@ -99,10 +98,8 @@ def test_each_triton_loads_what_is_added(tmp_path: Path, repository: Path, trito
     addresses = [triton.address for triton in tritons]
     (loads_models,) = {profile.settings["NEREID_TRITON_LOADS_MODELS"] for profile in PROFILES.values()}
     given = {"triton_endpoints": ",".join(addresses), "triton_loads_models": loads_models, "model": "six_columns"}
-    environment = {f"{PREFIX}{name.upper()}": value for name, value in given.items()}
-    environment |= {**environment_of(ROOT), f"{PREFIX}MODEL_REPOSITORY": str(repository)}
     with serving(tritons[0], tmp_path, settings=given) as gateway:
-        service = Service(gateway.url, tmp_path, repository, environment)
+        service = Service(gateway.url, tmp_path, repository, {**given, "model_repository": repository})
         assert "uses it when a Triton has loaded the change" in service.add(1)
         for address in addresses:
             wait_for(partial(has, address, is_wanted=True))

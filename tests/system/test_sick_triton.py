@@ -164,12 +164,11 @@ async def until(client: httpx.AsyncClient, model: str, status: int) -> Any:  # n
     return answer[1]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def every_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examiner, "EVERY_SECONDS", 1.0)
 
 
-@pytest.mark.usefixtures("every_second")
 @pytest.mark.parametrize("sickness", SICKNESSES)
 @pytest.mark.parametrize("model", ["doors", "empty", "classes", "by_hand"])
 async def test_the_only_triton_becomes_sick(triton: Triton, proxies: list[SickTriton], model: str, sickness: Sickness) -> None:
@@ -197,7 +196,6 @@ async def test_the_only_triton_becomes_sick(triton: Triton, proxies: list[SickTr
         assert (await client.get("/readyz")).status_code == 200
 
 
-@pytest.mark.usefixtures("every_second")
 @pytest.mark.parametrize("sickness", SICKNESSES)
 async def test_sick_triton_beside_a_working_one_gets_no_requests(
     triton: Triton, proxies: list[SickTriton], sickness: Sickness
@@ -220,7 +218,6 @@ async def test_sick_triton_beside_a_working_one_gets_no_requests(
             assert await ask(client, "doors") == (200, right)
 
 
-@pytest.mark.usefixtures("every_second")
 async def test_a_model_on_demand_is_asked_only_while_it_is_loaded(tmp_path: Path) -> None:
     add_models(tmp_path)
     (tmp_path / "home").mkdir()
@@ -261,7 +258,6 @@ def rounding(networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
         yield triton
 
 
-@pytest.mark.usefixtures("every_second")
 @pytest.mark.parametrize("sickness", SICKNESSES)
 async def test_a_model_in_half_precision_becomes_sick(rounding: Triton, sickness: Sickness) -> None:
     async with sick(rounding.address) as proxy:

@@ -12,8 +12,6 @@ from tests.fakes.otlp import attributes_of, receiving_traces
 from tests.faults.serving import running_gateway
 from tests.support import SCENE, eventually, triton_home
 
-pytestmark = pytest.mark.system
-
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,13 +16,7 @@ import structlog
 from app.telemetry import logging
 from tests.support import ROOT
 
-
-@pytest.fixture(autouse=True)
-def restored_configuration() -> Iterator[None]:
-    """Restore the session's logging configuration."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
+pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 def test_each_event_that_is_severe_enough_is_a_json_object_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,6 @@ from coverage import CoverageData
 
 from tests.support import ROOT, SHARED
 
-KEPT = Path(__file__).with_name("mutants.toml")
 _INSTALLED = (".venv", ".triton", ".postgres")
 
 
@@ -52,20 +51,12 @@ def place(mutant: Mutant, text: str) -> int | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Change the code in small wrong ways, and see which the tests notice.")
-    parser.add_argument("--kept", type=Path, default=KEPT, help="the file with the mutants")
+    parser.add_argument("--kept", type=Path, default=Path(__file__).with_name("mutants.toml"), help="the file with the mutants")
     parser.add_argument("--seconds", type=float, default=30, help="time for each mutant")
-    commands = parser.add_subparsers(required=True)
-    trying = commands.add_parser("try", help="run the tests with each mutant")
-    trying.add_argument(
-        "parts", nargs="*", default=["app/"], metavar="PART", help="the first characters of files, such as app/search"
-    )
-    trying.set_defaults(run=lambda options: run(read(options.kept), options.parts, options.seconds))
+    parser.add_argument("parts", nargs="*", default=["app/"], metavar="PART", help="the first letters of files, such as app/search")
     options = parser.parse_args()
-    options.run(options)
-
-
-def read(kept: Path) -> list[Mutant]:
-    return [Mutant(**table) for table in tomllib.loads(kept.read_text(encoding="utf-8"))["mutant"]]
+    kept = tomllib.loads(options.kept.read_text(encoding="utf-8"))["mutant"]
+    run([Mutant(**table) for table in kept], options.parts, options.seconds)
 
 
 class Contexts:

@@ -109,17 +109,13 @@ class Arenas(Machine):
         self.arenas: list[Arena] = []
         self.is_full = False
         self.tritons = [Triton(), Triton()]
-        self.regions = [self.regions_of(triton) for triton in self.tritons]
+        self.regions = [Regions(triton) for triton in self.tritons]  # type: ignore[arg-type]  # which are their clients, too
         self.mode = mode
         self.transport = Transport(mode, *self.regions)
         self.asking: list[asyncio.Task[None]] = []
         self.images: list[Image] = []
         self.abandoned: set[Arena] = set()
         self.number = 0
-
-    @staticmethod
-    def regions_of(client: Any) -> Regions:  # noqa: ANN401
-        return Regions(client)
 
     def create(self, nbytes: int) -> Arena:
         if self.is_full:
@@ -257,7 +253,7 @@ class Arenas(Machine):
         assert not triton.faults
         assert not triton.mapped.keys() - triton.missed
         self.tritons[number] = Triton()
-        self.regions[number] = self.regions_of(self.tritons[number])
+        self.regions[number] = Regions(self.tritons[number])  # type: ignore[arg-type]  # as above
         self.call(lambda: self.transport.attach(self.regions[number]))
         assert self.transport.maps_memory(self.regions[number]) or not self.transport.maps_memory(self.regions[1 - number])
 

@@ -1,6 +1,5 @@
 """The RPCs of the client, also over TLS: what Triton parses and answers, which errors it means, and what is known about it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +45,6 @@ from app.triton.status import (
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
 from tests.support import eventually, json, started
 
-IMAGE = np.zeros(SPEC.image_shape, np.uint8)
-
-Fake = tuple[FakeTriton, TritonClient]
-
-
-@pytest.fixture
-def arena() -> Iterator[Arena]:
-    made = Arena(2 * IMAGE.nbytes)
-    yield made
-    made.close()
-
 
 async def test_server_is_known_while_it_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton may come back with another version, and tell it late."""
@@ -85,7 +73,6 @@ PIXELS = np.arange(32 * 32 * 3, dtype=np.uint32).astype(np.uint8).reshape(SPEC.i
 
 
 def parsed(spec: ModelSpec, *tensors: np.ndarray, seconds: float = 1.5, slot: Slot | None = None) -> messages.ModelInferRequest:
-    """Serialize a request, and parse it as Triton does."""
     data = infer_request(spec, tensors, timeout_seconds=seconds, request_id="abc", slot=slot, priority=2)
     return messages.ModelInferRequest.FromString(data)
 

@@ -21,15 +21,11 @@ from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
 from app.triton.specs import SpecCache
 from app.triton.transport import Transport
-from tests.fakes.triton import CONFIG, FakeTriton, LoadingTriton, config_with, serving
+from tests.fakes.triton import CONFIG, DOWN, GONE, NOT_LOADED, FakeTriton, LoadingTriton, Refusal, config_with, serving
 from tests.support import Clock, OpenTable, eventually
 
 Fake = tuple[FakeTriton, TritonClient]
-Refusal = tuple[grpc.StatusCode, str] | None
 Error = type[GatewayError]
-NOT_FOUND = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
-NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
-DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect"
 
 
 @pytest.fixture
@@ -99,15 +95,15 @@ async def test_spec_is_read_again_after_a_while_and_no_request_waits(fake_triton
 
 
 @pytest.mark.parametrize(
-    ("config", "refusal", "expected", "message"),
+    ("config", "refusal", "expected", "detail"),
     [
-        (CONFIG, NOT_FOUND, ModelNotReady, "not loaded any more"),
+        (CONFIG, GONE, ModelNotReady, "not loaded any more"),
         (CONFIG, NOT_LOADED, ModelNotReady, "the model is not loaded"),
         ({**CONFIG, "output": []}, None, UnsupportedModel, "the tensors of tiny match no supported head"),
     ],
 )
 async def test_model_that_has_gone_is_forgotten_by_the_refresh(  # noqa: PLR0913, PLR0917 - a table
-    fake_triton: Fake, cache: SpecCache, clock: Clock, config: dict[str, Any], refusal: Refusal, expected: Error, message: str
+    fake_triton: Fake, cache: SpecCache, clock: Clock, config: dict[str, Any], refusal: Refusal | None, expected: Error, detail: str
 ) -> None:
     """No exception is left unretrieved, which the event loop would report."""
     fake, _ = fake_triton
@@ -118,7 +114,7 @@ async def test_model_that_has_gone_is_forgotten_by_the_refresh(  # noqa: PLR0913
     clock.now += 61
     assert await cache.get("tiny") is first
     await refreshed(cache)
-    with pytest.raises(expected, match=message):
+    with pytest.raises(expected, match=detail):
         await cache.get("tiny")
     gc.collect()
     asyncio.get_running_loop().set_exception_handler(None)
@@ -177,8 +173,9 @@ async def host(tmp_path: Path, open_table: OpenTable, monkeypatch: pytest.Monkey
             await pool.close()
 
 
-async def test_least_recently_used_model_leaves(host: Host) -> None:
-    """Other workers notice that."""
+async def test_least_recently_used_model_leaves(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other workers notice that. A caller may load one model at a time here."""
+    monkeypatch.setattr(on_demand, "_MAX_LOADS", 1)
     one, other = host.worker(), host.worker()
     await host.load(one, "default", "a", "b")
     await host.load(other, "b")

@@ -10,7 +10,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import grpc
 import pytest
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion
@@ -23,7 +22,7 @@ from app.triton.membership import Membership, Target, resolve
 from app.triton.model_on_server import ModelOnServer
 from app.triton.pool import TritonPool, choose
 from app.triton.transport import Transport
-from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
+from tests.fakes.triton import CONFIG, DOWN, GONE, NOT_LOADED, SPEC, FakeTriton, Refusal, serving
 from tests.support import TABLE, Clock, eventually, in_cycles
 
 
@@ -48,31 +47,18 @@ async def two() -> AsyncIterator[Two]:
         yield Two(pool, fakes)
 
 
-Refusal = tuple[grpc.StatusCode, str]
-NO_MODEL = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
-NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
-DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"
-_NO_SERVER: Any = None
-
-
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for answers of Triton longer than any test takes."""
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 600.0)
 
 
-def one_call(_: ModelSpec) -> float:
-    return 1
-
-
 def found_at(two: Two, spec: ModelSpec = SPEC) -> set[int]:
-    """Return the indices of the Tritons that `find` chooses."""
-    found = [two.pool.find(spec, one_call) for _ in range(100)]
+    found = [two.pool.find(spec, lambda _: 1) for _ in range(100)]
     return {[server is served.server for server in two.servers].index(True) for served in found if served is not None}
 
 
 async def ask_both(two: Two, *models: str) -> None:
-    """Read the specs of models from both Tritons."""
     for model in models or ("tiny",):
         await asyncio.gather(*(server.specs.get(model) for server in two.servers))
 
@@ -86,12 +72,12 @@ def open_circuit(server: TritonBackend) -> None:
 async def test_model_that_a_triton_has_is_found_there_and_looked_for_elsewhere(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, has_it = Clock(monkeypatch, "app.triton.backend", "app.triton.specs"), 1
     fake, other = two.fakes[has_it], two.fakes[1 - has_it]
-    other.model_refusal = NO_MODEL
+    other.model_refusal = GONE
     spec = await two.pool.spec("tiny")
     assert two.pool.cached("tiny") is spec
     assert found_at(two) == {has_it}
     assert (await two.pool.describe("ModelMetadata", "tiny"))["name"] == "tiny"
-    other.model_refusal, fake.model_refusal = NO_MODEL, DOWN
+    other.model_refusal, fake.model_refusal = GONE, DOWN
     with pytest.raises(GatewayError):
         await two.pool.describe("ModelMetadata", "tiny")
     specs = two.servers[1 - has_it].specs
@@ -118,9 +104,9 @@ async def test_model_that_a_triton_has_is_found_there_and_looked_for_elsewhere(t
 @pytest.mark.parametrize(
     ("refusals", "error"),
     [
-        ((NO_MODEL, NO_MODEL), UnknownModel),
-        ((NO_MODEL, None), UnknownVersion),
-        ((DOWN, NO_MODEL), TritonUnavailable),  # the other Triton may have the model
+        ((GONE, GONE), UnknownModel),
+        ((GONE, None), UnknownVersion),
+        ((DOWN, GONE), TritonUnavailable),  # the other Triton may have the model
         ((DOWN, NOT_LOADED), ModelNotReady),
     ],
 )
@@ -187,7 +173,7 @@ def test_triton_that_would_finish_first_is_chosen(
     """By images in flight, and measured speed in images per second."""
     clock = Clock(monkeypatch, "app.triton.model_on_server")
     random.seed(1)
-    made = [ModelOnServer(_NO_SERVER) for _ in candidates]
+    made = [ModelOnServer(None) for _ in candidates]  # type: ignore[arg-type]  # nothing is asked of its server
     for served, (images, speed) in zip(made, candidates, strict=True):
         if speed:
             served.begin(1)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -39,12 +40,10 @@ async def register_elsewhere(client: TritonClient, arena: Arena) -> None:
     await REGISTER(client, elsewhere)
 
 
-def no_space(_: int) -> Arena:
-    raise OSError(28, "No space left on device")
-
-
-NO_SPACE: tuple[str, object] = "app.triton.transport.Arena", no_space
-ELSEWHERE: tuple[str, object] = "app.triton.client.TritonClient.register", register_elsewhere
+PATCHES: dict[str, tuple[str, object]] = {
+    "full": ("app.triton.transport.Arena", Mock(side_effect=OSError(28, "No space left on device"))),
+    "elsewhere": ("app.triton.client.TritonClient.register", register_elsewhere),
+}
 
 
 @NEEDS_BYTES
@@ -72,7 +71,7 @@ async def test_tensors_go_inline_without_shared_memory_if_they_may(  # noqa: PLR
 ) -> None:
     before = own_arenas()
     if cause:
-        monkeypatch.setattr(*{"full": NO_SPACE, "elsewhere": ELSEWHERE}[cause])
+        monkeypatch.setattr(*PATCHES[cause])
     async with started(create_app(msgspec.structs.replace(settings, transport=mode))) as client:
         assert (await client.post("/predict/six_columns", content=SCENE)).status_code == status
         assert await transport_in_use(client) == in_use

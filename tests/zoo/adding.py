@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
@@ -17,6 +16,7 @@ from app.triton.config_file import read_config_file
 from app.triton.repository import LOCK, REMOVED, config_path
 from app.zoo import check
 from app.zoo.add import Request, add, read_options
+from app.zoo.inference import open_session, run
 from app.zoo.repository import Repository
 
 
@@ -36,15 +36,13 @@ def added(
 
 
 def spec_of(repository: Repository, name: str = "doors", version: str = "1", *, is_embedded: bool = False) -> ModelSpec:
-    """Read a model as the gateway does."""
     return from_triton_config(read_config_file(config_path(repository.path / name, is_embedded=is_embedded)), version)
 
 
 def blank_outputs(repository: Repository, name: str = "doors", images: int = 1) -> dict[str, NDArray[np.generic]]:
     """Return what a detector with an input of `WIDE` pixels finds in blank images."""
-    session = onnxruntime.InferenceSession(repository.path / name / "1" / "model.onnx", providers=["CPUExecutionProvider"])
-    outputs = session.run(None, {"image": np.zeros((images, 128, 256, 3), np.uint8)})
-    return {output.name: tensor for output, tensor in zip(session.get_outputs(), outputs, strict=True)}
+    session = open_session(repository.path / name / "1" / "model.onnx")
+    return run(session, {"image": np.zeros((images, 128, 256, 3), np.uint8)})
 
 
 def content(repository: Repository) -> dict[str, bytes]:

@@ -13,11 +13,11 @@ from app.zoo.recipe import SIZES
 
 WIDE = (256, 128)
 """Width and height of an input with 672 anchors."""
+IN_PIXELS = ("yolo", "yolov5", "end_to_end")
 _TYPES = {"float32": "float", "float16": "float16", "int64": "int64"}
 
 
 def parse(text: str) -> onnx.ModelProto:
-    """Make a network from a graph in ONNX's text format."""
     return parser.parse_model(f'<ir_version: {IR_VERSION}, opset_import: ["": {OPSET}]>\n{text}')
 
 
@@ -57,9 +57,9 @@ def exported(
     return model
 
 
-def head_tensors(head: str, unit: tuple[int, int] = (1, 1)) -> dict[str, NDArray[Any]]:
-    """Make what a head gives for an image of `WIDE` pixels with some objects of three classes; boxes are in this unit."""
-    random = np.random.default_rng(7)
+def head_tensors(head: str, unit: tuple[int, int] | None = None) -> dict[str, NDArray[Any]]:
+    """Make what a head gives for an image of `WIDE` pixels with some objects of three classes, in this unit or its own."""
+    random, unit = np.random.default_rng(7), unit or (WIDE if head in IN_PIXELS else (1, 1))
     rows = {"yolo": 672, "yolov5": 3 * 672, "yolox": 672}.get(head, 40)
     centres, sizes = random.uniform(0.2, 0.8, (rows, 2)) * unit, random.uniform(0.1, 0.3, (rows, 2)) * unit
     scores = random.uniform(0, 1, (rows, 3)) * (random.uniform(size=(rows, 1)) < 80 / rows)

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
+from app.detection.nms import Candidates
 from app.triton.config_file import read_config_file
 from app.triton.repository import CLEARED, DESCRIPTION, identify
 from app.zoo import check, description, fingerprint, registry
@@ -27,15 +28,14 @@ from app.zoo.repository import NETWORK, Repository
 from tests.conftest import fetched
 from tests.support import IMAGES, SHARED
 from tests.zoo.adding import new_repository  # noqa: F401 - a fixture
-from tests.zoo.exported import head_tensors, parse
+from tests.zoo.exported import WIDE, head_tensors, parse
 
-SIZE = (256, 128)
 TEXT, FACES = ("ocr_detection", "ocr_direction", "ocr_recognition"), ("faces_detection", "faces_description")
 
 
 def network(weight: float = 0.25, width: int = 8) -> onnx.ModelProto:
     """Make a network with convolutions by a weight and by its reciprocal; it finds the same in every image."""
-    model = parse(f"""network (float[batch, 3, {SIZE[1]}, {SIZE[0]}] images) => (float[batch, 7, 672] output0) {{
+    model = parse(f"""network (float[batch, 3, {WIDE[1]}, {WIDE[0]}] images) => (float[batch, 7, 672] output0) {{
         hidden = Conv (images, weights)
         seen = Conv (hidden, reciprocals)
         mean = ReduceMean <axes = [1, 2, 3], keepdims = 1> (seen)
@@ -49,7 +49,7 @@ def network(weight: float = 0.25, width: int = 8) -> onnx.ModelProto:
         "reciprocals": np.full((3, width, 1, 1), 1 / weight, np.float32),
         "axes": np.array([2, 3]),
         "others": np.array([2]),
-        "head": head_tensors("yolo", SIZE)["output0"][None].astype(np.float32),
+        "head": head_tensors("yolo")["output0"][None].astype(np.float32),
     }
     model.graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in tensors.items())
     return model
@@ -120,6 +120,15 @@ def test_published_model_finds_the_same_in_fp16(
     rounded = open_session(keep_rounding(onnx.load(repository.path / name / "1" / HALF)), optimizes=False)
     assert found.golden["1"].difference(check.golden(rounded, spec)) == ""
     assert sizes[0] / sizes[1] < (0.53 if sizes[1] > 1e6 else 0.8)  # names of nodes are most of a tiny network
+
+
+def test_agreement_is_the_f1_of_boxes_that_are_alike() -> None:
+    boxes = np.array([[0, 0, 10, 10], [20, 20, 40, 40]], np.float32)
+    found = Candidates(boxes, np.array([0.9, 0.8], np.float32), np.array([0, 1], np.int32))
+
+    for kept, f1 in (([0, 1], 1.0), ([0], 2 / 3), ([], 0.0)):
+        assert check.agreement(found, found.take(np.array(kept, np.intp)), 0.5, 0.1) == pytest.approx(f1)
+    assert check.agreement(found, found._replace(class_ids=found.class_ids[::-1]), 0.5, 1.0) == 0
 
 
 DOORS = Description(

@@ -26,21 +26,11 @@ classes = ["red"]
 """
 
 
-@pytest.fixture(scope="module")
-def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    models.write(folder)
-    return folder
-
-
 @pytest.fixture
-def writable(models_folder: Path, tmp_path: Path) -> Repository:
+def writable(tmp_path: Path) -> Repository:
     """A repository with the small models, and no cascades."""
-    folder = tmp_path / "models"
-    folder.mkdir()
-    for model in models_folder.iterdir():
-        (folder / model.name).symlink_to(model)
-    return Repository(folder)
+    models.write(tmp_path / "models")
+    return Repository(tmp_path / "models")
 
 
 def add(repository: Repository, text: str, name: str | None = None, **settings: str) -> None:

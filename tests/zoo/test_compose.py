@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -10,15 +10,12 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
 from PIL import Image
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE
 from app.zoo import registry
 from app.zoo.compose import compose_model
-from app.zoo.graph import IR_VERSION, OPSET
-from app.zoo.inference import open_session
-from app.zoo.inference import run as run_model
+from app.zoo.inference import open_session, run
 from app.zoo.recipe import (
     RAW_HEADS,
     ClassificationRecipe,
@@ -30,7 +27,7 @@ from app.zoo.recipe import (
 )
 from app.zoo.recognize import Options, recognize
 from tests.support import IMAGES, SHARED
-from tests.zoo.exported import FEATURES, WIDE, exported, feature_tensors, head_tensors, parse
+from tests.zoo.exported import FEATURES, IN_PIXELS, WIDE, exported, feature_tensors, head_tensors, parse
 
 MAX_PAIRS = 30_000
 
@@ -118,7 +115,6 @@ def found_once(tensors: Mapping[str, Floats], recipe: DetectionRecipe) -> Detect
 
 
 def objects_of(tensors: Mapping[str, NDArray[Any]], recipe: DetectionRecipe) -> Detections:
-    """Decode the tensors of one image."""
     exact = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
     return textbook(next(iter(exact.values())), recipe) if recipe.head in RAW_HEADS else found_once(exact, recipe)
 
@@ -130,6 +126,7 @@ ANCHORS = 1344
 """32 x 32 + 16 x 16 + 8 x 8 cells."""
 YOLO = DetectionRecipe(size=(SQUARE, SQUARE), channels="RGB", scale=255.0, head="yolo", iou=0.5)
 AP = {"floor": 0.001, "multi_label": True}
+COLUMNS = ("num_dets", "det_boxes", "det_scores", "det_classes")
 
 
 class Subject(NamedTuple):
@@ -138,40 +135,18 @@ class Subject(NamedTuple):
     session: onnxruntime.InferenceSession
 
 
-def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 2
-    options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def outputs(runner: onnxruntime.InferenceSession, batch: NDArray[np.uint8]) -> list[NDArray[np.generic]]:
-    tensors: list[NDArray[np.generic]] = runner.run(["num_dets", "det_boxes", "det_scores", "det_classes"], {"image": batch})
-    return tensors
-
-
-def detect(runner: onnxruntime.InferenceSession, batch: NDArray[np.uint8]) -> list[Detections]:
-    """Run a composed model, and return the valid rows of each image."""
-    rows = zip(*outputs(runner, batch), strict=True)
+def valid_rows(found: Mapping[str, NDArray[Any]]) -> list[Detections]:
+    """Return what a composed model has found in each image."""
+    rows = zip(*(found[name] for name in COLUMNS), strict=True)
     return [Detections(boxes[:count], scores[:count], classes[:count]) for (count,), boxes, scores, classes in rows]
 
 
 def on_canvas(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Put an image into the top left of a grey canvas."""
     canvas = Image.new("RGB", size, (114, 114, 114))
     with Image.open(path) as image:
         image.thumbnail(size)
         canvas.paste(image)
     return np.asarray(canvas)
-
-
-def network(head: Floats, takes: str = f"float[1, 3, {SQUARE}, {SQUARE}] images") -> onnx.ModelProto:
-    """Make a network that returns a head."""
-    text = f"network ({takes}) => (float{[1, *head.shape]} output0) {{ output0 = Tile (head, repeats) }}"
-    model = parser.parse_model(f'<ir_version: {IR_VERSION}, opset_import: ["": {OPSET}]> {text}')
-    repeats = np.array([1] * (1 + head.ndim))
-    model.graph.initializer.extend(numpy_helper.from_array(*pair) for pair in ((head[None], "head"), (repeats, "repeats")))
-    return model
 
 
 def yolo_head(*objects: tuple[float, float, float, float, int, float], classes: int = 3) -> Floats:
@@ -183,27 +158,25 @@ def yolo_head(*objects: tuple[float, float, float, float, int, float], classes: 
     return head
 
 
-def run(model: onnx.ModelProto, images: int = 1, size: tuple[int, int] = (SQUARE, SQUARE)) -> list[Detections]:
-    """Run a composed model on blank images."""
-    return detect(session(model), np.zeros((images, *size[::-1], 3), np.uint8))
+def run_on_blank(model: onnx.ModelProto, images: int = 1, size: tuple[int, int] = WIDE) -> dict[str, NDArray[Any]]:
+    return run(open_session(model), {"image": np.zeros((images, *size[::-1], 3), np.uint8)})
 
 
 def answer(head: Floats, **options: Any) -> Detections:  # noqa: ANN401
     """Compose a model from a network that returns this head, and run it."""
-    return run(compose_model(exported({"output0": head}), msgspec.structs.replace(YOLO, **options)))[0]
+    model = compose_model(exported({"output0": head}), msgspec.structs.replace(YOLO, **options))
+    return valid_rows(run_on_blank(model, size=YOLO.size))[0]
 
 
 @pytest.fixture(scope="module", params=["yolo11n", "yolox_nano", "yolo11n for AP", "yolox_nano for AP"])
 def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subject:
-    """A published network, and the model composed from it."""
     name, _, is_for_ap = request.param.partition(" ")
     if name not in networks:
         pytest.skip(f"the published network of {name} is not available here")
     network = onnx.load(networks[name])
     recipe = registry.load()[name].vary(AP if is_for_ap else {}).recipe
     assert isinstance(recipe, DetectionRecipe)
-    published = session(network)
-    return Subject(recipe, published, session(compose_model(network, recipe)))
+    return Subject(recipe, open_session(network), open_session(compose_model(network, recipe)))
 
 
 @pytest.mark.parametrize("path", [*PHOTOS, *MORE_PHOTOS], ids=lambda path: path.stem)
@@ -214,12 +187,12 @@ def test_composed_model_finds_what_the_published_network_finds(subject: Subject,
     if subject.recipe.channels == "BGR":
         planes = np.ascontiguousarray(planes[:, ::-1])
     name = subject.published.get_inputs()[0].name
-    (head,) = subject.published.run(None, {name: planes / np.float32(subject.recipe.scale)})
+    (head,) = run(subject.published, {name: planes / np.float32(subject.recipe.scale)}).values()
     expected = textbook(head[0], subject.recipe)
 
     assert len(expected.scores) > 0
     for batch in (canvas[None], np.stack([canvas[::-1], canvas])):
-        assert_same(detect(subject.session, batch)[-1], expected)
+        assert_same(valid_rows(run(subject.session, {"image": batch}))[-1], expected)
 
 
 def engine_key(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -230,14 +203,14 @@ def engine_key(model: onnx.ModelProto) -> tuple[str, ...]:
 def test_engine_cache_tells_all_composed_models_apart() -> None:
     heads = [yolo_head((50, 50, 20, 20, 0, score)) for score in (0.4, 0.5)]
     recipes = [YOLO, *(msgspec.structs.replace(YOLO, **option) for option in ({"iou": 0.6}, {"scale": 1.0}, {"channels": "BGR"}))]
-    models = [compose_model(network(head), recipe) for head in heads for recipe in recipes]
-    models.append(compose_model(network(heads[0]), YOLO, batch=1))
-    wide = msgspec.structs.replace(YOLO, size=(2 * SQUARE, SQUARE // 2))
-    models.append(compose_model(network(heads[0], f"float[1, 3, {SQUARE // 2}, {2 * SQUARE}] images"), wide))
+    models = [compose_model(exported({"output0": head}, batch=1), recipe) for head in heads for recipe in recipes]
+    models.append(compose_model(exported({"output0": heads[0]}, batch=1), YOLO, batch=1))
+    wide = (2 * SQUARE, SQUARE // 2)
+    models.append(compose_model(exported({"output0": heads[0]}, wide, batch=1), msgspec.structs.replace(YOLO, size=wide)))
     keys = [engine_key(model) for model in models]
 
     assert len({*keys}) == len({model.graph.name for model in models}) == len(models)
-    assert engine_key(compose_model(network(heads[0]), YOLO)) == keys[0]
+    assert engine_key(compose_model(exported({"output0": heads[0]}, batch=1), YOLO)) == keys[0]
 
 
 def test_best_objects_are_kept_if_there_are_more_than_rows() -> None:
@@ -264,36 +237,32 @@ def test_candidates_are_limited_before_suppression() -> None:
     [({"half": True}, None), ({"symbolic": True, "batch": 1}, None), ({"batch": 1}, 1)],
     ids=["FP16", "symbolic shapes and a batch of one", "batch of one, kept"],
 )
-@pytest.mark.parametrize("head", ["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"])
+@pytest.mark.parametrize(
+    ("head", "unit"),
+    [
+        *((head, "pixels") for head in IN_PIXELS),
+        *((head, "normalized") for head in (*IN_PIXELS, "yolox", "rtdetr", "rtdetr_topk", "rfdetr", "dfine")),
+    ],
+)
 def test_every_head_is_decoded_as_in_a_textbook(
-    head: DetectionHeadName, properties: dict[str, Any], kept_batch: int | None
+    head: DetectionHeadName, unit: Literal["pixels", "normalized"], properties: dict[str, Any], kept_batch: int | None
 ) -> None:
-    recipe = DetectionRecipe(size=WIDE, head=head, iou=0.5)
-    tensors = head_tensors(head, WIDE if head in ("yolo", "yolov5", "end_to_end") else (1, 1))
+    recipe = DetectionRecipe(size=WIDE, head=head, iou=0.5, box_units=unit if head in IN_PIXELS else "pixels")
+    tensors = head_tensors(head, WIDE if unit == "pixels" else (1, 1))
     if properties.get("half"):
         tensors = {name: tensor if tensor.dtype == np.int64 else tensor.astype(np.float16) for name, tensor in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     model = compose_model(exported(tensors, WIDE, **properties), recipe, shapes=shapes, batch=kept_batch)
-    images = np.zeros((kept_batch or 2, *WIDE[::-1], 3), np.uint8)
+    outputs = run_on_blank(model, kept_batch or 2)
 
     objects = objects_of(tensors, recipe)
     assert len(objects.scores) > 20
-    assert [tensor.shape[1] for tensor in outputs(session(model), images)] == [1, 300, 300, 300]  # as configs say
-    count, *columns = outputs(session(model), images)
+    count, *columns = (outputs[name] for name in COLUMNS)
+    assert [tensor.shape[1] for tensor in (count, *columns)] == [1, 300, 300, 300]  # as configs say
     assert not any(tensor[:, count[0, 0] :].any() for tensor in columns)
-    for found in detect(session(model), images):
+    for found in valid_rows(outputs):
         assert_same(found, objects)
         assert found.scores.tolist() == sorted(found.scores, reverse=True)
-
-
-@pytest.mark.parametrize("head", ["yolo", "yolov5", "end_to_end"])
-def test_boxes_may_be_fractions(head: DetectionHeadName) -> None:
-    own = DetectionRecipe(size=WIDE, head=head, iou=0.5, box_units="normalized")
-    tensors = head_tensors(head)
-    (found,) = run(compose_model(exported(tensors, WIDE), own), size=WIDE)
-
-    assert len(found.scores) > 20
-    assert_same(found, objects_of(tensors, own))
 
 
 @pytest.mark.parametrize(("classes", "found"), [(None, [1, 0]), (2, [1, 0]), (3, [2, 1, 0])])
@@ -301,9 +270,8 @@ def test_query_may_be_of_several_classes(classes: int | None, found: list[int]) 
     """The last column of `rfdetr` is a class if all of them are."""
     tensors = {"dets": np.array([[0.5, 0.5, 0.2, 0.2]]), "labels": np.array([[-1.0, 1.0, 2.0]])}
     model = compose_model(exported(tensors), DetectionRecipe(size=(SQUARE, SQUARE), head="rfdetr"), classes=classes)
-    (seen,) = run(model)
 
-    assert seen.classes.tolist() == found
+    assert valid_rows(run_on_blank(model, size=(SQUARE, SQUARE)))[0].classes.tolist() == found
 
 
 MEANS = "network (float[1, 3, 64, 64] images) => ({}) {{ output = ReduceMean <axes = [2, 3], keepdims = 0> (images) }}"
@@ -316,7 +284,8 @@ def test_classes_have_probabilities_and_channels_their_own_mean_and_deviation(
     recipe: ClassificationRecipe, expected: list[float]
 ) -> None:
     image = np.full((1, 64, 64, 3), (51, 102, 255), np.uint8)
-    (probabilities,) = session(compose_model(parse(MEANS.format("float[1, 3] output")), recipe)).run(None, {"image": image})
+    composed = compose_model(parse(MEANS.format("float[1, 3] output")), recipe)
+    (probabilities,) = run(open_session(composed), {"image": image}).values()
 
     assert probabilities == pytest.approx(np.array([expected]), abs=1e-4)
 
@@ -379,9 +348,7 @@ def test_features_are_those_of_their_object(task: str, head: str, properties: di
         tensors = {name: tensor.astype(np.float16) for name, tensor in tensors.items()}
     network = exported(tensors, WIDE, names=NAMES, **FEATURES[task], **properties)
     recipe, labels, shapes, *_ = recognize(network, Options(iou=IOU))
-    found = run_model(
-        open_session(compose_model(network, recipe, shapes=shapes)), {"image": np.zeros((2, *WIDE[::-1], 3), np.uint8)}
-    )
+    found = run_on_blank(compose_model(network, recipe, shapes=shapes), images=2)
     boxes, classes, features = decoded(task, head, tensors["output0"])
 
     assert (recipe.head, labels) == (head, tuple(NAMES.values()))

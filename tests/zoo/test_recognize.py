@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import helper
@@ -12,6 +11,7 @@ from onnx import helper
 from app.imaging.fit import canvas_size, fit_for
 from app.model.spec import ModelSpec
 from app.model.triton_config import ScoreKind
+from app.zoo import inference
 from app.zoo.compose import compose_model
 from app.zoo.recipe import ClassificationRecipe, DetectionHeadName
 from app.zoo.recognize import Options, Unrecognized, recognize
@@ -137,6 +137,7 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (exported(one(7, ANCHORS), names=names(80)), {}, "has 3 classes, not 80: say --labels a,b,c"),
         (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
         (exported(one(20, 21504)), {}, "do not fit a known head"),
+        (exported(one(0, 6)), {"head": "rtdetr_topk"}, "which do not fit --head rtdetr_topk"),
         (onnx.ModelProto(), {}, "cannot be loaded: "),
         (same("float[1, 64, 64, 3]"), {}, "must take one image"),
         (same("float[1, 3, 64, 64]", "float[1] other"), {}, "images .* and other "),
@@ -176,7 +177,6 @@ CHARACTERS = ("a", "b", "\u3000")
 
 
 def added(task: str, repository: Repository, *, network: str | None = None, **options: str) -> ModelSpec:
-    """Add a network, and return its spec."""
     model = parse(NETWORKS[network or task])
     helper.set_model_props(model, {"character": "\n".join(CHARACTERS)})
     adding.added(model, repository, task=task, **options)
@@ -185,13 +185,10 @@ def added(task: str, repository: Repository, *, network: str | None = None, **op
 
 def run(repository: Repository, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
     """Run the composed model with images UINT8 (batch, height, width, 3)."""
-    session = onnxruntime.InferenceSession(repository.path / "doors/1/model.onnx", providers=["CPUExecutionProvider"])
-    found: list[NDArray[Any]] = session.run(None, {"image": images})
-    return found
+    return [*inference.run(inference.open_session(repository.path / "doors/1/model.onnx"), {"image": images}).values()]
 
 
 def size_for(spec: ModelSpec, width: int, height: int) -> tuple[int, int]:
-    """Return the size of the canvas for an image of this size."""
     fit = fit_for(spec)
     return canvas_size(fit, fit.fit(width, height))
 

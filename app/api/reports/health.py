@@ -13,6 +13,7 @@ from app.api.context import AnyRequest, RequestContext, context_of
 from app.api.dependencies import LimitsInForce, Worker, WorkerPipeline, WorkerTritons
 from app.api.documentation.openapi import describe
 from app.api.routes import API_VERSION
+from app.embedded.folder import Device
 from app.errors import GatewayError
 from app.host import cores, memory
 from app.host.packages import has_pillow_simd
@@ -48,7 +49,7 @@ class ServerHealth(msgspec.Struct, frozen=True):
 
 
 class GpuDevice(msgspec.Struct, frozen=True):
-    """A GPU that Triton sees; unreported values are null."""
+    """A GPU: its id if Triton sees it, or else its name; unreported values are null."""
 
     id: str
     utilization: float | None
@@ -57,9 +58,11 @@ class GpuDevice(msgspec.Struct, frozen=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True):
-    """Whether the default model runs on a GPU, and all GPUs that Triton sees."""
+    """Whether the default model runs on a GPU, and all GPUs that Triton sees, or that the embedded Triton uses."""
 
     in_use: bool
+    provider: Literal["CUDAExecutionProvider", "CPUExecutionProvider"] | None
+    """With what ONNX Runtime runs the models of the embedded Triton; null if it was stopped, or with a Triton elsewhere."""
     devices: list[GpuDevice]
 
 
@@ -200,7 +203,7 @@ async def health(request: AnyRequest, worker: Worker, triton_client: WorkerTrito
         detail=context.log_fields.get("detail"),
         tritons=servers,
         model=pipeline.default_model,
-        gpu=GpuHealth(spec is not None and spec.device == "gpu", [_describe(gpu) for gpu in gpus]),
+        gpu=_describe_gpus(spec, gpus, worker.deployment.read_device()),
         memory={"workers_mb": workers_mb},
         performance={"memory_mb": round(sum(workers_mb), 1), "optimizations": _optimizations()},
         limits=msgspec.structs.replace(worker.deployment.limits, requests=pipeline.admission.limits()),
@@ -226,6 +229,13 @@ def _withdrawn(router: Router | None) -> dict[str, str] | msgspec.UnsetType:
     if router is None:
         return msgspec.UNSET
     return {name: reason for name, route in router.routes.known.items() if (reason := router.canaries.withdrawn(name, route))}
+
+
+def _describe_gpus(spec: ModelSpec | None, gpus: list[Gpu], device: Device | None) -> GpuHealth:
+    if device is not None and device.gpu:
+        gpus = [Gpu(device.gpu)]
+    provider = None if device is None else device.provider
+    return GpuHealth(spec is not None and spec.device == "gpu", provider, [_describe(gpu) for gpu in gpus])
 
 
 def _describe(gpu: Gpu) -> GpuDevice:

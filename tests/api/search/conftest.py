@@ -4,15 +4,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
-import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from app.search.engine import FacePart, NewImage, ObjectPart, TextPart, Vector
+from app.search import describe
+from app.search.engine import TextPart
 from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
 from tests.api.conftest import write_keys
@@ -69,20 +68,9 @@ async def gateway_settings(served: Settings, postgres: Server) -> AsyncIterator[
 
 
 @pytest.fixture(scope="module")
-async def engine(gateway_settings: Settings) -> AsyncIterator[PostgresEngine]:
-    opened = PostgresEngine(gateway_settings.database_url)
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture(scope="module")
 async def gateway(gateway_settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     async with gateway_of(gateway_settings) as client:
         yield client
-
-
-CORNERS = (0.1, 0.2, 0.5, 0.2, 0.5, 0.4, 0.1, 0.4)
-INDEXES: dict[str, Any] = {"car": "vehicles", "person": "people"}
 
 
 def picture(red: Sequence[int] = (), blue: Sequence[int] = ()) -> bytes:
@@ -95,37 +83,10 @@ def picture(red: Sequence[int] = (), blue: Sequence[int] = ()) -> bytes:
     return file.getvalue()
 
 
-async def index(
-    engine: PostgresEngine, client: httpx.AsyncClient, image_id: str, image: bytes, lines: Sequence[str] = (), **metadata: object
-) -> None:
-    """Add an image with all that the gateway's own routes say of it, and these lines of text."""
-    whole = json(await client.post("/embed/image", content=image))
-    found = json(await client.post("/analyze?include_embedding=true&include_face_embeddings=true&enable_ocr=false", content=image))
-
-    def vectors(values: list[float], model: str = "embedding") -> list[Vector]:
-        return [Vector(np.array(values, np.float32), f"{model}:1")]
-
-    objects = [
-        ObjectPart(
-            **{name: each[name] for name in ("box", "class_id", "class_name")},
-            score=each["confidence"],
-            index=INDEXES[each["class_name"]],
-            vectors=vectors(each["embedding"]),
-        )
-        for each in found["detections"]
-    ]
-    faces = [
-        FacePart(
-            **{name: each[name] for name in ("box", "score", "landmarks", "quality")},
-            vectors=vectors(each["embedding"], "faces_description"),
-        )
-        for each in found["faces"]
-    ]
-    about: dict[str, Any] = {
-        "content_hash": image_id.encode().ljust(32, b"-")[:32],
-        "path": f"/images/{image_id}.png",
-        "thumbnail": b"a JPEG",
-    }
-    texts = [TextPart(text=line, corners=CORNERS, score=0.9) for line in lines]
-    parts: dict[str, Any] = {"objects": objects, "faces": faces, "lines": texts, "vectors": vectors(whole["embedding"])}
-    await engine.add("", NewImage(image_id=image_id, metadata=metadata, **about, **whole["image"], **parts))
+async def index(client: httpx.AsyncClient, image_id: str, image: bytes, lines: Sequence[str] = (), **metadata: object) -> None:
+    """Add an image with all that models say of it, but for the text, which is these lines."""
+    texts = [TextPart(text=line, corners=(0.1, 0.2, 0.5, 0.2, 0.5, 0.4, 0.1, 0.4), score=0.9) for line in lines]
+    data = {"image_id": image_id, "image_path": f"/images/{image_id}.png", "metadata": msgspec.json.encode(metadata)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(describe._READERS, "text", ("lines", lambda _: texts))  # noqa: SLF001
+        json(await client.post("/ingest?detect_near_duplicates=false", files={"image": image}, data=data), 201)

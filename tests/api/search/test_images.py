@@ -8,7 +8,6 @@ import httpx
 import pytest
 from blake3 import blake3
 
-from app.search.postgres.engine import PostgresEngine
 from tests.api.search.conftest import index, picture
 from tests.fakes.models import scene
 from tests.support import SCENE, json
@@ -94,11 +93,10 @@ ENDING = {"search_time_ms", "total_time_ms", "request_id"}
 
 
 @pytest.fixture(scope="module")
-async def found(gateway: httpx.AsyncClient, engine: PostgresEngine) -> httpx.AsyncClient:
-    """A gateway with three images."""
-    await index(engine, gateway, "both", BOTH, ["Main Street 5", "EXIT"], camera=1)
-    await index(engine, gateway, "swapped", SWAPPED, ["北京 railway station"], camera=2)
-    await index(engine, gateway, "red", RED, camera=2, tags=["a", "b"])
+async def found(gateway: httpx.AsyncClient) -> httpx.AsyncClient:
+    await index(gateway, "both", BOTH, ["Main Street 5", "EXIT"], camera=1)
+    await index(gateway, "swapped", SWAPPED, ["北京 railway station"], camera=2)
+    await index(gateway, "red", RED, camera=2, tags=["a", "b"])
     return gateway
 
 
@@ -188,3 +186,14 @@ async def test_words_in_images_are_found(found: httpx.AsyncClient) -> None:
     assert (fuzzy["query"], fuzzy["page"], fuzzy["size"], ids(fuzzy)) == ("main stret", 0, 5, ["both"])
     assert (fuzzy["results"][0]["num_texts"], fuzzy["results"][0]["highlight"]) == (2, ["Main Street 5"])
     assert (exact["results"], ids(chinese), ids(longest)) == ([], ["swapped"], ["both"])
+
+
+async def test_hybrid_search_ranks_by_words_and_by_the_look_of_an_image(found: httpx.AsyncClient) -> None:
+    by_words = json(await found.post("/search/hybrid", json={"text": "main street"}))
+    by_image = json(await found.post("/search/hybrid", files={"image": SWAPPED}))
+    by_both = json(await found.post("/search/hybrid?text=main%20street", files={"image": SWAPPED}))
+
+    assert (by_words["query_text"], ids(by_words)[0]) == ("main street", "both")
+    assert ("query_text" in by_image, ids(by_image)[0]) == (False, "swapped")
+    assert by_both["query_text"] == "main street"
+    assert {found["image_id"]: sorted(found["ranks"]) for found in by_both["results"]}["both"] == ["image", "words"]
