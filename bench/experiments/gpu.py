@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from app.embedded import gpu
-from app.embedded.install import GPU_FOLDER, install
+from app.embedded.install import install
 from app.host.program import first_line
 from app.settings import environment
 from app.settings.schema import Settings
@@ -43,10 +43,6 @@ class Found(msgspec.Struct):
     runs: list[Run] = []
     limits: dict[str, float] = {}
     f1: float | None = None
-
-
-Part = tuple[Any, ...]
-"""A function that returns what it has found, and its arguments; another process calls it."""
 
 
 def add_to(commands: Commands) -> None:
@@ -92,8 +88,8 @@ def run(options: argparse.Namespace) -> int:
     return int(bool(failures) or any(one.outcome.statuses.get("wrong") for one in whole.runs))
 
 
-def take(parts: dict[str, Part], budget: float, limit: float = _PART_SECONDS) -> Iterator[tuple[str, Found | str]]:
-    """Run each part in a process of its own, at most so long, within a time for all; yield its result, or why it has none."""
+def take(parts: dict[str, tuple[Any, ...]], budget: float, limit: float = _PART_SECONDS) -> Iterator[tuple[str, Found | str]]:
+    """Call each part, a function with arguments, in a process of its own, within limits; yield its result, or why it has none."""
     until = monotonic() + budget
     for name, part in parts.items():
         print(f"{name} ...", file=sys.stderr)
@@ -111,8 +107,8 @@ def _within(end: float, function: Any, *arguments: object) -> Any:  # noqa: ANN4
     return function(*arguments)
 
 
-def _parts(options: argparse.Namespace) -> dict[str, Part]:
-    parts: dict[str, Part] = {"triton": (_saturate, options), "f1": (_compare, options)}
+def _parts(options: argparse.Namespace) -> dict[str, tuple[Any, ...]]:
+    parts: dict[str, tuple[Any, ...]] = {"triton": (_saturate, options), "f1": (_compare, options)}
     if options.url:
         return {**parts, "served": (_load, options, "served")}
     install(Path(environment.load().triton_home), for_gpu=True)
@@ -120,11 +116,7 @@ def _parts(options: argparse.Namespace) -> dict[str, Part]:
 
 
 def _run_alone(options: argparse.Namespace) -> Found:
-    settings = environment.load()
-    python = Path(settings.triton_home, GPU_FOLDER, "bin", "python").absolute()
-    return Found(
-        limits={"onnxruntime": engine.run_alone(python, Path(settings.model_repository, options.model, "1"), options.seconds)}
-    )
+    return Found(limits={"onnxruntime": engine.run_alone(environment.load(), options.model, options.seconds)})
 
 
 def _saturate(options: argparse.Namespace) -> Found:

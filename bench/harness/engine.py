@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
+from app.embedded.install import GPU_FOLDER
+from app.host.processes import die_with_parent
 from app.model.spec import from_triton_config
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
@@ -25,11 +30,14 @@ _SECONDS = 60.0
 _MIN_OVERLAP, _SCORE_TOLERANCE = 0.9, 0.05
 
 
-def run_alone(python: Path, version: Path, seconds: float) -> float:
-    """Return the images/s of ONNX Runtime by CUDA in the environment of `python`, for a model's version, with the best batch."""
+def run_alone(settings: Settings, model: str, seconds: float) -> float:
+    """Return the images/s of ONNX Runtime by CUDA for the first version of a model, with the best size of batch."""
+    python = Path(settings.triton_home, GPU_FOLDER, "bin", "python").absolute()
+    version = Path(settings.model_repository, model, "1")
     file = next(path for name in (HALF, NETWORK) if (path := version / name).is_file())
-    command = [str(python), str(ROOT / "bench" / "contestants" / "cuda.py"), str(file), f"{seconds:g}", *_BATCHES]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command: list[str | Path] = [python, ROOT / "bench" / "contestants" / "cuda.py", file, f"{seconds:g}", *_BATCHES]
+    end = partial(die_with_parent, os.getpid(), signal.SIGKILL)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=end)
     if done.returncode:
         raise ContestantError(done.stderr.strip().rpartition("\n")[2])
     return float(max(json.loads(done.stdout).values()))
