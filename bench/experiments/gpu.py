@@ -59,7 +59,7 @@ def add_to(commands: Commands) -> None:
     command.add_argument("--budget", type=positive, default=_ALL_SECONDS, help="seconds for all parts")
     command.add_argument("--check", type=Path, metavar="FILE", help="check and show a file of --json, and measure nothing")
     command.add_argument("--pack", type=Path, metavar="FOLDER", help="make a folder that does the same on a host without a network")
-    command.add_argument("--python", default=sys.executable, help="for --pack, a Python of that host's version, with pip")
+    command.add_argument("--python", help="for --pack, a Python of that host's version, with pip")
     command.add_argument("--rehearse", action="store_true", help="for the program in that folder: simulate the GPU")
     command.set_defaults(run=run, name="gpu", url=None)
 
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         print(load_gpu_record(options.check))
         return 0
     if options.pack:
-        print(pack(options.pack, options.python))
+        print(pack(options.pack, options.python or sys.executable))
         return 0
     options.duration = options.seconds  # as it is called for a session
     options.gpu = options.gpu or ("simulated GPU" if options.rehearse else gpu.find())
