@@ -210,7 +210,7 @@ _task-models-environment:
 tensorrt-rtx: _setup
     @python -c 'from bench.harness.environments import TENSORRT_RTX; TENSORRT_RTX.install()'
 
-# Measure what this machine does with the default model, or: limit quick full sustained sweep open locust versus overload fair stages search faces text masks compare report
+# Measure what this machine does with the default model, or: limit quick full sustained sweep open locust versus overload fair gpu stages search faces text masks compare report
 [group('develop')]
 bench *args: _setup
     @python -m bench {{ args }}

@@ -1,7 +1,7 @@
 """Loads on a running server, here or on another host: quick, full, sustained, sweep, open."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import psutil
@@ -11,7 +11,7 @@ from bench.experiments.options import Commands, add_shared, count, describe, pos
 from bench.experiments.service import WARM_UP_REQUESTS, Plan, add_service, check_warm_up, one_line, reach, with_route
 from bench.harness.meters import Meters, children, listeners
 from bench.load.driver import OPEN_CONNECTIONS, Driver, run
-from bench.load.images import given_samples
+from bench.load.images import Sample, given_samples
 from bench.load.outcome import Outcome
 from bench.report.measurements import UNKNOWN_MODEL, Run
 from bench.report.progress import say, watch
@@ -37,22 +37,25 @@ _REFINEMENTS = 2
 class Session:
     """A server, the requests to it, and the runs so far."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        """Prepare the session without sending requests. Errors as for `reach` and `given_samples`."""
+    def __init__(self, options: argparse.Namespace, samples: Sequence[Sample] = ()) -> None:
+        """Prepare the session without sending requests; by default, of the images in the options. Errors as for `reach`."""
         self.options = options
         self.runs: list[Run] = []
         self._model: str = options.model or ""
-        self._samples = given_samples(options.image)
+        self._samples = samples or given_samples(options.image)
         self._url = with_route(options.url, f"predict/{options.model}" if options.model else "detect")
         self._service = reach(options, self._url, _plan(options))
-        is_unknown = self._service.is_elsewhere and not options.triton
+        self.is_elsewhere = self._service.is_elsewhere
+        self.is_polite = self.is_elsewhere
+        """Whether clients wait as long as Retry-After says."""
+        is_unknown = self.is_elsewhere and not options.triton
         self._triton: str = "" if is_unknown else options.triton or environment.load().triton_address
 
     def measure(self, *, clients: int | None = None, rate: float | None = None) -> Run:
         """Load the server with clients that wait for responses, or at a constant rate, independent of its speed."""
         if not self.runs:
             warm_up = min(clients or WARM_UP_CLIENTS, WARM_UP_CLIENTS)
-            requests = WARM_UP_REQUESTS if self._service.is_elsewhere else None
+            requests = WARM_UP_REQUESTS if self.is_elsewhere else None
             outcome = self._drive(requests, WARM_UP_SECONDS, clients=warm_up)
             check_warm_up(self._url, outcome)
             print(places(describe_machine(), self._service.server))
@@ -82,7 +85,7 @@ class Session:
         driver = Driver(self._service.target, self._samples, seconds, progress=progress)
         if rate:
             return run(driver.constant(rate))
-        return run(driver.closed(clients or 1, requests=requests, is_polite=self._service.is_elsewhere))
+        return run(driver.closed(clients or 1, requests=requests, is_polite=self.is_polite))
 
     def _missing(self) -> str:
         if not self._triton:
@@ -90,7 +93,7 @@ class Session:
         return "the answers do not name the model; name it with --model"
 
     def _find_processes(self) -> dict[str, list[psutil.Process]]:
-        if self._service.is_elsewhere:
+        if self.is_elsewhere:
             return {}
         tritons = listeners(self._triton)
         stubs = [child for process in tritons for child in children(process)]
@@ -202,6 +205,8 @@ def _plan(options: argparse.Namespace) -> Plan:
         return Plan(MAX_CLIENTS, options.duration, MAX_TRIES)
     if options.name == "sweep":
         return Plan(max(SWEEP), options.duration, len(SWEEP))
+    if options.name == "gpu":
+        return Plan(max(options.clients), options.duration, len(options.clients) + 1)
     if options.name == "open":
         return Plan(OPEN_CONNECTIONS, options.duration, rate=options.rate)
     return Plan(options.clients, options.duration)

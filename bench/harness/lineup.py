@@ -144,7 +144,7 @@ class Lineup:
 
 
 @contextmanager
-def lineup_of(models: Collection[str], workers: int, before: Path | None = None) -> Iterator[Lineup]:
-    """Run a Triton with these models until the block ends, and yield a lineup for it."""
-    with fixture_triton(models) as triton, TemporaryDirectory(prefix="nereid-bench-") as logs:
+def lineup_of(models: Collection[str], workers: int, before: Path | None = None, gpu: str = "") -> Iterator[Lineup]:
+    """Run a Triton with these models until the block ends, on a GPU if that has a name, and yield a lineup for it."""
+    with fixture_triton(models, gpu) as triton, TemporaryDirectory(prefix="nereid-bench-") as logs:
         yield Lineup(triton, workers, Path(logs), before=before)

@@ -6,9 +6,9 @@ A separate process calls Triton, because a process that uses gRPC must not fork.
 import asyncio
 import json
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from tritonclient.grpc import service_pb2
 
@@ -19,6 +19,8 @@ from app.triton.client import TritonClient
 from app.triton.status import own_message
 from bench.harness.errors import ContestantError
 from bench.harness.processes import calling
+
+T = TypeVar("T")
 
 _LOAD_SECONDS = 1200.0
 """TensorRT may build engines."""
@@ -75,18 +77,27 @@ class ModelControl:
 def _ask(settings: Settings, model: str, config: Config | None) -> Config:
     """Load a model if a config is given; return the current config."""
 
-    async def ask() -> Config:
+    async def ask(client: TritonClient) -> Config:
+        if config is not None:
+            parameters = {"config": service_pb2.ModelRepositoryParameter(string_param=json.dumps(config))}
+            await client.ask("RepositoryModelLoad", _LOAD_SECONDS, model_name=model, parameters=parameters)
+        return (await client.read_config(model))[0]
+
+    return call(settings, ask, f"Triton does not {'read' if config is None else 'load'} {model}")
+
+
+def call(settings: Settings, work: Callable[[TritonClient], Awaitable[T]], failure: str) -> T:
+    """Do some work with the Triton of the settings; an error of this is a ContestantError that begins with `failure`."""
+
+    async def connected() -> T:
         tls = credentials.load(settings.triton_tls_folder)
         client = TritonClient(settings.triton_address, settings.control_key_path, credentials=tls)
         try:
-            if config is not None:
-                parameters = {"config": service_pb2.ModelRepositoryParameter(string_param=json.dumps(config))}
-                await client.ask("RepositoryModelLoad", _LOAD_SECONDS, model_name=model, parameters=parameters)
-            return (await client.read_config(model))[0]
+            return await work(client)
         finally:
             await client.close()
 
     try:
-        return asyncio.run(ask())
+        return asyncio.run(connected())
     except GatewayError as error:
-        raise ContestantError(f"Triton does not {'read' if config is None else 'load'} {model}: {own_message(error)}") from None
+        raise ContestantError(f"{failure}: {own_message(error)}") from None

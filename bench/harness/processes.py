@@ -99,7 +99,10 @@ def calling(function: Callable[..., T], *arguments: object) -> Iterator[Callable
         questions, answers = cast("BinaryIO", child.stdin), cast("BinaryIO", child.stdout)
 
         def wait() -> T:
-            result, error = pickle.load(answers)  # noqa: S301 - of our own process
+            try:
+                result, error = pickle.load(answers)  # noqa: S301 - of our own process
+            except EOFError:
+                raise ContestantError(f"no result; the process has ended with code {child.wait()}") from None
             if error:
                 raise error
             return cast("T", result)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from app.embedded.install import install
+from app.embedded.folder import Device
+from app.embedded.install import CPU_FOLDER, GPU_FOLDER, install
 from app.embedded.server import EmbeddedTriton
 from app.settings import environment
 from app.settings.schema import PREFIX, Settings
@@ -43,25 +44,26 @@ class Triton(NamedTuple):
         return {"triton": [self.process], "stubs": children(self.process)}
 
 
-def link_installation(home: Path) -> None:
+def link_installation(home: Path, *, for_gpu: bool = False) -> None:
     """Make a folder the home of an embedded Triton, with links to the usual installation, but a separate log and socket."""
     installed = Path(environment.load().triton_home).resolve()
-    install(installed)
-    for part in ("server", "python"):
+    install(installed, for_gpu=for_gpu)
+    for part in ("server", GPU_FOLDER if for_gpu else CPU_FOLDER):
         (home / part).symlink_to(installed / part)
 
 
 @contextmanager
-def embedded_triton(repository: Path, model: str, ports: int = 0) -> Iterator[Triton]:
+def embedded_triton(repository: Path, model: str, ports: int = 0, gpu: str = "") -> Iterator[Triton]:
     """Run an embedded Triton until the block ends; raise CommandError if it cannot be installed, or does not start.
 
     Args:
         repository: Its model repository.
         model: The model that must be ready.
         ports: The first of its TCP ports; 0 for none.
+        gpu: The name of the GPU on which it runs models; empty for the CPU.
     """
     with TemporaryDirectory(prefix="nereid-bench-") as home:
-        link_installation(Path(home))
+        link_installation(Path(home), for_gpu=bool(gpu))
         settings = msgspec.structs.replace(
             environment.load(),
             model=model,
@@ -72,6 +74,7 @@ def embedded_triton(repository: Path, model: str, ports: int = 0) -> Iterator[Tr
             triton_ports=ports,
         )
         server = EmbeddedTriton(settings)
+        server.device = Device(gpu)
         try:
             server.start()
             yield Triton(settings, psutil.Process(server.pid), server)
@@ -91,8 +94,10 @@ def pulled(name: str) -> Path | None:
 
 
 @contextmanager
-def fixture_triton(names: Collection[str]) -> Iterator[Triton]:
+def fixture_triton(names: Collection[str], gpu: str = "") -> Iterator[Triton]:
     """Run an embedded Triton with fixtures of `bench.models`, pulled models, and their variants for FP32 input and for files.
+
+    It runs them on a GPU with this name, or on the CPU.
 
     Raises:
         ContestantError: A model has not been pulled, or the model repository cannot be read.
@@ -103,5 +108,5 @@ def fixture_triton(names: Collection[str]) -> Iterator[Triton]:
                 if (model := pulled(name)) is None:
                     raise ContestantError(f"{name} has not been pulled; run: ./just pull {name}")
                 link_model(model, Path(folder))
-        with embedded_triton(Path(folder), next(iter(names))) as triton:
+        with embedded_triton(Path(folder), next(iter(names)), gpu=gpu) as triton:
             yield triton

@@ -15,6 +15,9 @@ import psutil
 
 from bench.report.measurements import Run
 
+COMMIT = Path(__file__).parents[2] / "commit"
+"""Where this is no checkout: a file with the commit of which this is a copy."""
+
 _PACKAGES = ("nereid", "granian", "litestar", "msgspec", "numpy", "pillow", "pillow-simd", "simplejpeg", "tritonclient", "uvloop")
 
 
@@ -73,6 +76,8 @@ def package_versions() -> dict[str, str]:
 
 def read_commit() -> str | None:
     """Return the commit of this checkout, with a `+` if files are changed; None without git."""
+    if COMMIT.is_file():
+        return COMMIT.read_text(encoding="ascii").strip()
     git = shutil.which("git")
     if git is None:
         return None
@@ -125,14 +130,14 @@ def save_record(path: Path, record: Record) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
 
-def load_record(path: Path) -> Record:
-    """Read a record.
+def load_record(path: Path, kind: type[Record] = Record) -> Record:
+    """Read a record of a kind.
 
     Raises:
         RecordError: The file cannot be read, or is not a record of this version of the bench.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Record)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
-from generated import api, command_line, errors, metrics, settings
+from generated import api, command_line, errors, gpus, metrics, settings
 
 _PLACEHOLDER = re.compile(r"^<!-- generated: (\w+)(.*) -->$", re.MULTILINE)
 _GENERATORS: dict[str, Callable[..., str]] = {
     "command_line": command_line.render,
     "error": errors.render,
+    "gpus": gpus.render,
     "metrics": metrics.render,
     "operations": api.render_operations,
     "schemas": api.render_schemas,
