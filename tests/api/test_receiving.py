@@ -25,18 +25,7 @@ from app.triton.shared_memory import Arena
 from tests.api.conftest import in_virtual_time, now, settings_for
 from tests.fakes.http import Host, redirect, response
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import (
-    SCENE,
-    Receive,
-    call,
-    captured_log,
-    chunk,
-    eventually,
-    json,
-    lifespan_of,
-    open_admission,
-    receiving,
-)
+from tests.support import SCENE, Receive, call, captured_log, chunk, eventually, json, lifespan_of, open_admission, receiving
 from tests.world import Gate
 
 LIMITS = BodyLimits(100, total_seconds=30)

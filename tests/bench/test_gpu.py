@@ -24,6 +24,7 @@ LIMITS = 'ulimit -n 1024 && ip link set lo up && exec timeout 540 sh "$@"'
     subprocess.run(["unshare", "--net", "ip", "link"], check=False, capture_output=True).returncode != 0,
     reason="a network of its own needs root and iproute2",
 )
+@pytest.mark.timeout(1200)  # it downloads what a host needs, about 600 MB
 def test_bundle_measures_every_part_on_a_host_without_a_network(tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     assert main(["gpu", "--pack", str(folder)]) == 0

@@ -19,20 +19,7 @@ from app.errors import InvalidImage
 from app.imaging import tiff
 from app.imaging.decode import decode, estimate_decoding, max_decode_bytes
 from app.imaging.header import PixelLimits, count_pixels, read_header
-from tests.imaging.samples import (
-    AVIF,
-    HEIC,
-    MEGA,
-    NOISE,
-    PIXELS,
-    encode,
-    exif_of,
-    gradient,
-    limits,
-    pixels_of,
-    store,
-    to_rgb,
-)
+from tests.imaging.samples import AVIF, HEIC, MEGA, NOISE, PIXELS, encode, exif_of, gradient, limits, pixels_of, store, to_rgb
 from tests.support import ROOT, sample_image
 
 GREY_BLOCKS = PIXELS[:, :, 0]

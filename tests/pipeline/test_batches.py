@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import (
-    DeadlinePassed,
-    GatewayFull,
-    InferenceFailed,
-    InvalidParameter,
-    MalformedRequest,
-)
+from app.errors import DeadlinePassed, GatewayFull, InferenceFailed, InvalidParameter, MalformedRequest
 from app.pipeline import preprocess
 from app.pipeline.batch_request import BatchRequest, Image
 from app.pipeline.call import CallContext, DetectOptions

@@ -13,12 +13,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from app.errors import (
-    DeadlinePassed,
-    InvalidImage,
-    InvalidModelOutput,
-    ModelNotReady,
-)
+from app.errors import DeadlinePassed, InvalidImage, InvalidModelOutput, ModelNotReady
 from app.imaging.fit import fit_for
 from app.pipeline import call as call_module
 from app.pipeline import draw as draw_module

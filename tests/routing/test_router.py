@@ -11,13 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from app.errors import (
-    CircuitOpen,
-    DeadlinePassed,
-    InvalidParameter,
-    TritonUnavailable,
-    UnknownVersion,
-)
+from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, TritonUnavailable, UnknownVersion
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext
 from app.pipeline.results import Detections

@@ -21,15 +21,7 @@ from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena, Slot
 from app.triton.transport import Mode
 from tests.machines import Machine, check
-from tests.support import (
-    NEEDS_BYTES,
-    ROOT,
-    SCENE,
-    json,
-    own_arenas,
-    started,
-    transport_in_use,
-)
+from tests.support import NEEDS_BYTES, ROOT, SCENE, json, own_arenas, started, transport_in_use
 
 REGISTER = TritonClient.register
 
