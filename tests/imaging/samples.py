@@ -101,8 +101,7 @@ def png(width: int, height: int, depth: int, colour: int, data: bytes = b"") -> 
     """Write a PNG by hand; without data, the header is valid and there are no pixels."""
     lines = [b"\0" + data[i : i + len(data) // height] for i in range(0, len(data), len(data) // height)] if data else []
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
-    pixels = png_chunk(b"IDAT", zlib.compress(b"".join(lines), 1))
-    return b"\x89PNG\r\n\x1a\n" + header + pixels + png_chunk(b"IEND")
+    return b"\x89PNG\r\n\x1a\n" + header + png_chunk(b"IDAT", zlib.compress(b"".join(lines), 1)) + png_chunk(b"IEND")
 
 
 def png_chunk(kind: bytes, content: bytes = b"") -> bytes:

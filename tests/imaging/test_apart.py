@@ -32,13 +32,8 @@ def program() -> psutil.Process:
 
 
 def check_blocks(pixels: NDArray[np.uint8]) -> None:
+    """Demand upright pixels in RGB, of the size of the image, not of its tile."""
     np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=3)
-
-
-def test_pixels_are_upright_and_rgb(decoders: Decoders) -> None:
-    """The size is that of the image, not of its tile."""
-    check_blocks(decoders.decode(AVIF, "AVIF"))
-    check_blocks(decoders.decode(HEIC, "HEIC"))
 
 
 def with_property(data: bytes, properties: int, kind: bytes, content: bytes) -> bytes:
@@ -108,10 +103,9 @@ def test_image_is_cropped_to_its_aperture(decoders: Decoders) -> None:
 def test_large_frame_behind_a_small_size_is_invalid(decoders: Decoders) -> None:
     """It would take 150 MB; the limit is 16 MiB more than for the small size. Other files are decoded as before."""
     large = cv2.imencode(".avif", np.zeros((3000, 4000, 3), np.uint8), [cv2.IMWRITE_AVIF_SPEED, 10])[1].tobytes()
-    small = large.replace(struct.pack(">LL", 4000, 3000), struct.pack(">LL", 64, 48))
     assert decoders.decode(large, "AVIF").shape == (3000, 4000, 3)
     with pytest.raises(InvalidImage, match="more memory or time"):
-        decoders.decode(small, "AVIF")
+        decoders.decode(large.replace(struct.pack(">LL", 4000, 3000), struct.pack(">LL", 64, 48)), "AVIF")
     heic = HEIC.replace(struct.pack(">LL", *find_size(HEIC)), struct.pack(">LL", 16, 16))  # in another box, there is another size
     with pytest.raises(InvalidImage):
         decoders.decode(heic, "HEIC")

@@ -16,8 +16,6 @@ from tests.imaging.samples import AVIF, HEIC, MEGA, NOISE, PIXELS, encode, exif_
 from tests.support import SHARED
 
 EXIF = exif_of(6).tobytes()
-
-
 BLANK = Image.new("RGB", (64, 48))
 USUAL = {"quality": 75, "subsampling": "4:2:0"}
 BASELINE, PROGRESSIVE, WITH_EXIF = (
@@ -39,9 +37,7 @@ def test_kind_that_cannot_be_decoded_is_told(marker: int, depth: int, kind: str)
 @pytest.mark.parametrize("between", [b"\xff" * 9, b"\xff\xd0", b"junk", b"\xff\xe2\0\0", b"\xff\xfe\0\x06text"])
 def test_exif_is_found_behind_what_decoders_skip(between: bytes) -> None:
     """Other segments, fill bytes, markers without a length or with an invalid one, and junk are skipped as in libjpeg."""
-    data = WITH_EXIF[:2] + between + WITH_EXIF[2:]
-
-    assert jpeg.read_header(data) == (EXIF.removeprefix(b"Exif\0\0"), 1, True, (64, 48))
+    assert jpeg.read_header(WITH_EXIF[:2] + between + WITH_EXIF[2:]) == (EXIF.removeprefix(b"Exif\0\0"), 1, True, (64, 48))
 
 
 def test_file_of_one_scan_is_told_from_those_of_several_whatever_is_behind_the_image() -> None:
@@ -100,18 +96,9 @@ def write(tags: dict[int, tuple[int, ...]], pixels: bytes, order: str = "<") -> 
 
 
 def tags_for(pixels: NDArray[Any], photometric: int, **others: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
-    samples = pixels.shape[2] if pixels.ndim == 3 else 1
-    bits = (8 * pixels.itemsize,) * samples
-    given = {int(name[1:]): value for name, value in others.items()}
-    return {
-        256: pixels.shape[1::-1][:1],
-        257: pixels.shape[:1],
-        258: bits,
-        259: (1,),
-        262: (photometric,),
-        277: (samples,),
-        **given,
-    }
+    height, width, samples = (*pixels.shape, 1)[:3]
+    tags = {256: (width,), 257: (height,), 258: (8 * pixels.itemsize,) * samples, 259: (1,), 262: (photometric,), 277: (samples,)}
+    return {**tags, **{int(name[1:]): value for name, value in others.items()}}
 
 
 def old_lzw(data: bytes) -> bytes:
@@ -169,9 +156,8 @@ def test_tiles_are_decoded() -> None:
 def test_image_is_turned_upright(orientation: int) -> None:
     stored = store(PIXELS, orientation)
     for compression, data in ((1, stored.tobytes()), (5, old_lzw(stored.tobytes()))):
-        file = write(tags_for(stored, 2, _274=(orientation,), _259=(compression,)), data)
-
-        np.testing.assert_array_equal(pixels_of(file), PIXELS)
+        tags = tags_for(stored, 2, _274=(orientation,), _259=(compression,))
+        np.testing.assert_array_equal(pixels_of(write(tags, data)), PIXELS)
 
 
 UNSUPPORTED: list[tuple[dict[int, tuple[int, ...]], str]] = [
