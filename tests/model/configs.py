@@ -21,7 +21,6 @@ END_TO_END: tuple[Tensor, ...] = (
     table(100, name="det_classes", data_type="TYPE_INT32"),
 )
 SIX_COLUMNS, YOLO, YOLOV5, YOLOX, RTDETR = table(300, 6), table(84, 8400), table(25200, 85), table(8400, 85), table(300, 84)
-SCORES, PROTOTYPES = table(1000), table(32, 160, 160, name="masks")
 
 
 def config(*outputs: Tensor, image: Tensor = IMAGES, batch: int = 1, **parameters: str) -> dict[str, Any]:
@@ -40,8 +39,3 @@ def config(*outputs: Tensor, image: Tensor = IMAGES, batch: int = 1, **parameter
 
 def spec_of(*outputs: Tensor, image: Tensor = IMAGES, batch: int = 1, **parameters: str) -> ModelSpec:
     return from_triton_config(config(*outputs, image=image, batch=batch, **parameters), "1")
-
-
-def names(count: int) -> str:
-    """Return `labels` for so many classes."""
-    return ",".join(map(str, range(count)))

@@ -12,24 +12,15 @@ from app.model.heads import ClassificationHead, DetectionHead, OutputFormat
 from app.model.spec import InputFormat, are_interchangeable, from_triton_config
 from app.model.triton_config import ModelParameters
 from tests.fakes.triton import SPEC
-from tests.model.configs import (
-    END_TO_END,
-    FILE,
-    IMAGES,
-    PROTOTYPES,
-    RTDETR,
-    SCORES,
-    SIX_COLUMNS,
-    VARIABLE,
-    YOLO,
-    YOLOX,
-    Tensor,
-    config,
-    names,
-    spec_of,
-    table,
-)
+from tests.model.configs import END_TO_END, FILE, IMAGES, RTDETR, SIX_COLUMNS, VARIABLE, YOLO, YOLOX, Tensor, config, spec_of, table
 from tests.support import ROOT
+
+SCORES, PROTOTYPES = table(1000), table(32, 160, 160, name="masks")
+
+
+def names(count: int) -> str:
+    """Return `labels` for so many classes."""
+    return ",".join(map(str, range(count)))
 
 
 @pytest.mark.parametrize(
@@ -309,9 +300,7 @@ def test_each_class_has_one_label() -> None:
 )
 def test_four_tensors_are_identified(rest: tuple[Tensor, ...], order: tuple[str, ...]) -> None:
     """Shapes and types decide, whatever the order and names; the names decide only where classes are floats."""
-    spec = spec_of(*rest, table(-1, 4, name="boxes"), table(1, name="n", data_type="TYPE_UINT32"))
-
-    assert spec.output_names == order
+    assert spec_of(*rest, table(-1, 4, name="boxes"), table(1, name="n", data_type="TYPE_UINT32")).output_names == order
 
 
 def test_score_for_each_class_is_a_classifier() -> None:
