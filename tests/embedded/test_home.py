@@ -46,6 +46,7 @@ INSTALLED = {
     "nvidia_pytriton-0.7.0.dist-info/LICENSE",
 }
 LOCK = "install.lock"
+NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
 
 
 def triton_wheel() -> bytes:
@@ -291,9 +292,6 @@ def make_foreign(path: Path) -> None:
     os.chown(path, 12345, 12345)
 
 
-NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -359,8 +357,7 @@ async def test_files_that_triton_has_loaded_are_known_unless_they_change_meanwhi
     assert folder.has_loaded("pulled", identify(pulled))
     (pulled / "1" / "model.onnx").write_bytes(b"another")
     assert not folder.has_loaded("pulled", identify(pulled))
-    why = "load failed for model 'pulled': version 1: out of luck;\nand so on"
-    triton.load_refusal = grpc.StatusCode.INVALID_ARGUMENT, why
+    triton.load_refusal = grpc.StatusCode.INVALID_ARGUMENT, "load failed for model 'pulled': version 1: out of luck;\nand so on"
     before = changed(settings)
     with pytest.raises(CommandError, match=r"^Triton cannot load pulled: load failed for .*: version 1: out of luck;$"):
         await asyncio.to_thread(apply, settings, "pulled")

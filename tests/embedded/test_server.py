@@ -34,11 +34,7 @@ from app.triton.shared_memory import Arena
 from tests.embedded.conftest import MODEL, SHM, imitate, parts, program_of, script, shared
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response
 from tests.model.configs import FILE, SIX_COLUMNS, config, table
-from tests.processes import (  # noqa: F401 - a fixture
-    nothing_left_running,
-    wait_for,
-    wait_until_gone,
-)
+from tests.processes import nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
 from tests.support import finds, free_port, started, transport_in_use
 
 

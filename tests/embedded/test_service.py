@@ -84,8 +84,7 @@ def test_program_is_ready_once_a_check_has_succeeded_and_is_checked_every_five_s
     program = watch()
     assert program.spawned == 0
     starting = [(0, 1, DOWN), (0.29, 1, None), (0.02, 2, DOWN), (0.31, 3, None)]
-    times = [*starting, (4.9, 3, None), (0.2, 4, DOWN), (0.9, 4, None), (0.2, 5, None)]
-    for number, (after, checks, found) in enumerate(times):
+    for number, (after, checks, found) in enumerate([*starting, (4.9, 3, None), (0.2, 4, DOWN), (0.9, 4, None), (0.2, 5, None)]):
         program.look(after)
         assert (program.spawned, len(program.checks), program.service.is_ready) == (1, checks, number > 3), number
         if not program.checks[-1].done():

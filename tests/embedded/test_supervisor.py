@@ -25,10 +25,11 @@ from app.settings.schema import Settings
 from app.telemetry.instruments import Counter
 from app.telemetry.metrics import MODEL_DEATHS, WRONG_ANSWERS
 from tests import processes
+from tests.commands.conftest import restored_process  # noqa: F401 - a fixture
 from tests.fakes.http import scripted
 from tests.processes import nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import TABLE_VARIABLE, free_port
+from tests.support import free_port
 
 # Stands in for `python -m app api`: notes what happens to it, and answers 200, or 503 while there is a file of the path's name.
 API = """#!{python} -IS
@@ -161,14 +162,8 @@ CHILD = "subprocess.Popen(['sh', '-c', \"trap '' TERM; exec sleep 60\"]).pid"
 
 
 @pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    monkeypatch.setenv(TABLE_VARIABLE, "")  # restored in the end, whatever is written
-    yield Serve(tmp_path, monkeypatch)
-    if os.environ[TABLE_VARIABLE]:
-        os.close(int(os.environ[TABLE_VARIABLE]))
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
+    return Serve(tmp_path, monkeypatch)
 
 
 @pytest.fixture
