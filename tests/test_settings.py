@@ -45,11 +45,9 @@ def test_folders_are_in_the_current_one_if_it_has_a_model_repository(tmp_path: P
     assert folders(XDG_DATA_HOME="/data", NEREID_TRITON_HOME="/triton") == ("model_repository", "/triton")
 
 
-@pytest.mark.parametrize(("name", "hint"), [("PROT", "; did you mean NEREID_PORT?"), ("", ";")])
-def test_unknown_variable_is_named(name: str, hint: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        load({"NEREID_PORT": "4603", PREFIX + name: "1"})
-    assert str(caught.value) == f"{PREFIX}{name} is not a setting{hint} `nereid settings` lists them all"
+def test_unknown_variable_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"^NEREID_ is not a setting; `nereid settings` lists them all$"):
+        load({"NEREID_PORT": "4603", PREFIX: "1"})
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 from app.__main__ import main
 from app.api.caller import keys
 from app.host.program import CommandError, NoSuchModel
-from app.triton.repository import LOCK, REMOVED
 from app.zoo.recipe import DetectionRecipe
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
 from tests.commands.conftest import one_line
 from tests.support import IMAGES
+from tests.zoo import adding
 from tests.zoo.exported import WIDE, exported, head_tensors
 
 
@@ -49,8 +49,8 @@ def export(folder: Path, version: int) -> str:
 
 def content(folder: Path) -> dict[str, bytes]:
     """Return the content without the numbers of last versions, which are never given again."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in {LOCK, REMOVED})
-    return {str(path.relative_to(folder)): re.sub(rb"(?m)^last_version = .*$", b"", path.read_bytes()) for path in files}
+    files = adding.content(Repository(folder))
+    return {path: re.sub(rb"(?m)^last_version = .*$", b"", data) for path, data in files.items()}
 
 
 class Control:
@@ -140,20 +140,14 @@ def test_default_model_is_removed_after_another_one_is_named(
     ],
 )
 def test_model_of_a_default_route_is_not_removed(  # noqa: PLR0913, PLR0917 - a table
-    repository: Path,
-    control: Control,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    routes: str,
-    reference: str,
-    said: str,
+    control: Control, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], routes: str, reference: str, said: str
 ) -> None:
     """Nor any while nobody knows what a route stands for."""
     for version in (1, 2, 3):
-        assert main(["add", export(repository, version), "--name", "doors"]) == 0
+        assert main(["add", export(control.repository, version), "--name", "doors"]) == 0
     capsys.readouterr()
-    (repository / "routes.toml").write_text(routes, encoding="utf-8")
-    monkeypatch.setenv("NEREID_ROUTES_FILE", str(repository / "routes.toml"))
+    (path := control.repository / "routes.toml").write_text(routes, encoding="utf-8")
+    monkeypatch.setenv("NEREID_ROUTES_FILE", str(path))
     monkeypatch.setenv("NEREID_MODEL", "people")
     assert main(["remove", reference]) == int(bool(said))
     assert (said or f"{reference} is removed") in one_line(capsys)

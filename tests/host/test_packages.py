@@ -31,24 +31,18 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def write_wheel(folder: Path, name: str, version: str = "1.0", *, files: dict[str, bytes], metadata: str = "") -> Path:
-    """Write a wheel with these files; `metadata` is added to its METADATA, in lines."""
-    stem = f"{name.replace('-', '_')}-{version}"
+def tiny_wheel(folder: Path, version: str = "1.0", metadata: str = "") -> Path:
+    """Write a wheel; `metadata` is added to its METADATA, in lines."""
+    stem, files = f"nereid_test_tiny-{version}", {"nereid_test_tiny/__init__.py": b"ANSWER = 42\n", MEMBER: CONTENT}
     info = f"{stem}.dist-info"
-    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}"
     path = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         for member, content in files.items():
             wheel.writestr(member, content)
-        wheel.writestr(f"{info}/METADATA", text)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {version}\n{metadata}")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "".join(f"{member},,\n" for member in (*files, f"{info}/METADATA", f"{info}/WHEEL")))
     return path
-
-
-def tiny_wheel(folder: Path, version: str = "1.0", metadata: str = "") -> Path:
-    files = {"nereid_test_tiny/__init__.py": b"ANSWER = 42\n", MEMBER: CONTENT}
-    return write_wheel(folder, NAME, version, files=files, metadata=metadata)
 
 
 def sha256(file: Path) -> str:

@@ -180,8 +180,7 @@ ALL = "0.0.0.0"  # noqa: S104 - for a moment
 )
 def test_port_is_in_use_while_someone_listens(listens: str, asked: str) -> None:
     """A connection that the server closed, which the kernel remembers for a minute, does not take the port, nor does asking."""
-    family = socket.AF_INET6 if ":" in listens else socket.AF_INET
-    with socket.create_server((listens, 0), family=family) as server:
+    with socket.create_server((listens, 0), family=socket.AF_INET6 if ":" in listens else socket.AF_INET) as server:
         port = server.getsockname()[1]
         assert not is_free(asked, port)
         with socket.create_connection((asked, port)) as client:
