@@ -53,15 +53,10 @@ class Examined:
     """A world whose worker asks."""
 
     def __init__(self, world: World) -> None:
-        self.world = world
+        assert isinstance(world.fake, OneModel)
+        self.world, self.fake = world, world.fake
         batcher: Any = world.batchers.default_factory
         self.examiner: Examiner = batcher.args[0].examiner
-
-    @property
-    def fake(self) -> OneModel:
-        fake = self.world.fake
-        assert isinstance(fake, OneModel)
-        return fake
 
     async def asked(self, seconds: int) -> int:
         """Let time pass; return how often the first Triton was asked meanwhile."""

@@ -3,6 +3,7 @@
 import asyncio
 import struct
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,9 +143,8 @@ class AnsweringTriton(FakeTriton):
         super().__init__()
         self.config = CONFIG_OF_BATCHES
 
-    async def ModelInfer(self, request: object, context: object) -> object:  # noqa: N802
-        images = request.inputs[0].shape[0]  # type: ignore[attr-defined]
-        self.answer = infer_response(output0=np.zeros((images, 2, 6), np.float32))
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        self.answer = infer_response(output0=np.zeros((request.inputs[0].shape[0], 2, 6), np.float32))
         return await super().ModelInfer(request, context)
 
     @property

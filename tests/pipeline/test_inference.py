@@ -104,10 +104,7 @@ async def test_answer_is_neither_tried_again_nor_a_failure(
 
 
 @SHARED
-@pytest.mark.parametrize(
-    ("refusal", "may_be_read"),
-    [(STOPPING, False), (BROKEN, True)],
-)
+@pytest.mark.parametrize(("refusal", "may_be_read"), [(STOPPING, False), (BROKEN, True)])
 async def test_lost_request_is_tried_once_more_without_a_slot(world: World, refusal: Refusal, *, may_be_read: bool) -> None:
     """It is not known which regions Triton has mapped. An arena that it may still read is not used again."""
     world.fake.next_refusals = [refusal]

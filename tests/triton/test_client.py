@@ -97,8 +97,7 @@ def test_batch_is_one_piece_inline_and_in_shared_memory() -> None:
 
 def test_result_of_a_batch_is_split_by_image() -> None:
     boxes = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
-    parts = InferResult({"boxes": boxes}, "7").split(BATCHED, 3)
-    for index, part in enumerate(parts):
+    for index, part in enumerate(InferResult({"boxes": boxes}, "7").split(BATCHED, 3)):
         assert (part.version, part.outputs["boxes"].tolist()) == ("7", boxes[index : index + 1].tolist())
 
     result = InferResult({"count": np.array(5)}, "1")  # of a model without a batch dimension
@@ -149,8 +148,7 @@ async def test_status_and_message_of_a_refusal_determine_the_error(
     if isinstance(error, TritonUnavailable):
         assert (error.status, error.code, error.retry_after_seconds) == (503, "triton_unavailable", 1)
     assert isinstance(error.__cause__, grpc.RpcError)
-    asked = type(from_query_error(error.__cause__))
-    assert asked is (NoReply if issubclass(expected, DeadlinePassed) else expected)
+    assert type(from_query_error(error.__cause__)) is (NoReply if issubclass(expected, DeadlinePassed) else expected)
 
 
 OURS, THEIRS = trustme.CA(), trustme.CA()

@@ -125,7 +125,6 @@ async def test_model_that_has_gone_is_forgotten_by_the_refresh(  # noqa: PLR0913
 
 
 SECONDS = 30.0
-FAILS = grpc.StatusCode.INTERNAL, "load failed"
 
 
 class Host:
@@ -226,7 +225,7 @@ async def test_failed_load_is_not_repeated_at_once_and_takes_no_place(host: Host
     host.fake.load_refusal = grpc.StatusCode.UNAVAILABLE, "Server is stopping"
     with pytest.raises(TritonUnavailable):
         await one.load("c", SECONDS)
-    host.fake.load_refusal = FAILS
+    host.fake.load_refusal = grpc.StatusCode.INTERNAL, "load failed"
     for worker in (one, other):
         with pytest.raises(ModelNotReady, match="could not load"):
             await worker.load("c", SECONDS)

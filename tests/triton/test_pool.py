@@ -73,8 +73,7 @@ async def test_model_that_a_triton_has_is_found_there_and_looked_for_elsewhere(t
     clock, has_it = Clock(monkeypatch, "app.triton.backend", "app.triton.specs"), 1
     fake, other = two.fakes[has_it], two.fakes[1 - has_it]
     other.model_refusal = GONE
-    spec = await two.pool.spec("tiny")
-    assert two.pool.cached("tiny") is spec
+    assert await two.pool.spec("tiny") is two.pool.cached("tiny")
     assert found_at(two) == {has_it}
     assert (await two.pool.describe("ModelMetadata", "tiny"))["name"] == "tiny"
     other.model_refusal, fake.model_refusal = GONE, DOWN

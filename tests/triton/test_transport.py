@@ -148,32 +148,26 @@ def test_arena_that_does_not_fit_is_an_error_and_leaves_nothing() -> None:
     assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "28\n"
 
 
-@pytest.fixture
-def own_shm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder in place of /dev/shm that no other process sweeps."""
-    monkeypatch.setattr(shared_memory, "SHM", tmp_path)
-    return tmp_path
-
-
-def test_arenas_of_killed_workers_are_swept_and_other_files_left_alone(own_shm: Path) -> None:
+def test_arenas_of_killed_workers_are_swept_and_other_files_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also while a killed worker is a zombie, as without an init process. Any user can create files of any name in /dev/shm."""
     script = (
         "import os, sys; from pathlib import Path; from app.triton import shared_memory; shared_memory.SHM = Path(sys.argv[1]);"
         "print(shared_memory.Arena(4096).name, flush=True); os.kill(os.getpid(), 9)"
     )
+    monkeypatch.setattr(shared_memory, "SHM", tmp_path)  # which no other process sweeps
     alive = Arena(4096)
-    folder, pipe, link = (own_shm / f"nereid-1-{number:08}" for number in range(3))
+    folder, pipe, link = (tmp_path / f"nereid-1-{number:08}" for number in range(3))
     folder.mkdir()
     os.mkfifo(pipe)
-    link.symlink_to(own_shm / alive.name)
-    other = own_shm / "nereid-notes"
+    link.symlink_to(tmp_path / alive.name)
+    other = tmp_path / "nereid-notes"
     other.touch()
-    with subprocess.Popen([sys.executable, "-c", script, own_shm], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen([sys.executable, "-c", script, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         dead = child.stdout.read().strip()  # until it ends; it remains a zombie until the block ends
-        reused = own_shm / f"nereid-{os.getpid()}-00000000"  # as if this process had got the same process id
-        (own_shm / dead).rename(reused)
+        reused = tmp_path / f"nereid-{os.getpid()}-00000000"  # as if this process had got the same process id
+        (tmp_path / dead).rename(reused)
         assert shared_memory.sweep() == [reused.name]
 
-    assert set(own_shm.iterdir()) == {own_shm / alive.name, folder, pipe, link, other}
+    assert set(tmp_path.iterdir()) == {tmp_path / alive.name, folder, pipe, link, other}
     alive.close()

@@ -41,8 +41,7 @@ def spec_of(repository: Repository, name: str = "doors", version: str = "1", *, 
 
 def blank_outputs(repository: Repository, name: str = "doors", images: int = 1) -> dict[str, NDArray[np.generic]]:
     """Return what a detector with an input of `WIDE` pixels finds in blank images."""
-    session = open_session(repository.path / name / "1" / "model.onnx")
-    return run(session, {"image": np.zeros((images, 128, 256, 3), np.uint8)})
+    return run(open_session(repository.path / name / "1" / "model.onnx"), {"image": np.zeros((images, 128, 256, 3), np.uint8)})
 
 
 def content(repository: Repository) -> dict[str, bytes]:

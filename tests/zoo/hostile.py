@@ -81,8 +81,7 @@ def _nested(random: Random) -> bytes:
     """Graphs in graphs, up to beyond what protobuf reads."""
     graph = b""
     for _ in range(random.choice([10, 20, 40, 1000, 5000])):
-        node = _field(4, b"If") + _field(5, _field(1, b"then_branch") + _field(6, graph))
-        graph = _field(1, node)
+        graph = _field(1, _field(4, b"If") + _field(5, _field(1, b"then_branch") + _field(6, graph)))
     whole: bytes = _network("value = Constant <value_floats = [0.0]> ()").SerializeToString()
     return whole + _field(7, graph)
 
@@ -130,8 +129,7 @@ def _metadata(random: Random) -> onnx.ModelProto:
     network = _network("value = Constant <value_floats = [0.0]> ()")
     depth = random.randrange(10, 100_000)
     texts = ["[" * depth + "]" * depth, "{0:" * depth, "-" * depth + "1", "9" * depth, "{0: 'a\x1b[2J\u202e\n" + "x" * depth + "'}"]
-    key = random.choice(["names", "imgsz", "task", "stride", "args"])
-    helper.set_model_props(network, {key: random.choice(texts)})
+    helper.set_model_props(network, {random.choice(["names", "imgsz", "task", "stride", "args"]): random.choice(texts)})
     return network
 
 

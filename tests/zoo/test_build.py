@@ -63,8 +63,7 @@ def added(model: onnx.ModelProto, repository: Repository, *, is_production: bool
 
 def production_file(repository: Repository, name: str = "doors") -> str:
     """Return the file that the config for production names, which exists in each version."""
-    config = read_config_file(repository.path / name / "config.pbtxt")
-    file = str(config.get("default_model_filename", NETWORK))
+    file = str(read_config_file(repository.path / name / "config.pbtxt").get("default_model_filename", NETWORK))
     assert all((repository.path / name / version / file).is_file() for version in repository.models()[name].versions)
     return file
 
@@ -156,8 +155,7 @@ class Doors:
         return self.folder / version / "model.onnx"
 
     def describe(self, **changes: Any) -> None:  # noqa: ANN401
-        text = description.dump(msgspec.structs.replace(DOORS, **changes))
-        (self.folder / DESCRIPTION).write_text(text, encoding="utf-8")
+        (self.folder / DESCRIPTION).write_text(description.dump(msgspec.structs.replace(DOORS, **changes)), encoding="utf-8")
 
     def load(self) -> None:
         self.loaded = identify(self.folder)

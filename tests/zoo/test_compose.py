@@ -43,8 +43,7 @@ class Detections(NamedTuple):
 
 def overlap(one: Floats, others: Floats) -> Floats:
     """Return the intersection over union of a box (4,) with boxes (n, 4)."""
-    sides = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
-    shared = np.clip(sides, 0, None).prod(axis=1)
+    shared = np.clip(np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2]), 0, None).prod(axis=1)
     union = (one[2:] - one[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(axis=1) - shared
     result: Floats = shared / union
     return result

@@ -77,8 +77,7 @@ def test_ambiguous_head_is_asked(outputs: Shapes, metadata: dict[str, Any], head
         recognize(exported(outputs, **metadata), Options())
 
     for head in heads:
-        recipe = recognize(exported(outputs, **metadata), Options(head=head)).recipe
-        assert recipe.head == head
+        assert recognize(exported(outputs, **metadata), Options(head=head)).recipe.head == head
 
 
 def test_yolox_takes_its_usual_pixels_unless_told_otherwise() -> None:
@@ -202,13 +201,12 @@ def test_map_of_text_has_the_size_of_the_image(repository: Repository) -> None:
     spec = added("text_detection", repository)
     images = noise(2, 96, 160, 3)
     (found,) = run(repository, images)
-    normalized = images[..., ::-1] / 127.5 - 1
 
     assert (spec.head.task, spec.labels, spec.output_names) == ("text_detection", (), ("text_map",))
     assert size_for(spec, 500, 1000) == (736, 1472)
     assert found.dtype == np.uint8
     assert found.shape == (2, 96, 160)
-    probability = 1 / (1 + np.exp(-normalized.mean(axis=3)))
+    probability = 1 / (1 + np.exp(-(images / 127.5 - 1).mean(axis=3)))
     assert np.abs(found - 255 * probability).max() <= 0.51
     clear = np.abs(probability - 0.3) > 1e-5
     assert ((found > 76) == (probability > 0.3))[clear].all()
