@@ -16,8 +16,6 @@ from tests.support import TABLE_VARIABLE, Clock
 
 T = TypeVar("T")
 
-_TURNS = 15
-
 
 class _Immediately(ThreadPoolExecutor):
     """Runs what is submitted at once, so that no thread decides the order of events."""
@@ -68,7 +66,7 @@ class Machine(RuleBasedStateMachine):
 
         async def turns() -> None:
             function()
-            for _ in range(_TURNS):
+            for _ in range(15):
                 await asyncio.sleep(0)
 
         self.run(turns())
@@ -108,12 +106,11 @@ async def _cancel_all() -> None:
 
 def check(machine: type[RuleBasedStateMachine], *, runs: int, steps: int) -> None:
     """Run a machine so many times, with at most so many steps each; the same ones in each run of the tests."""
-    # Finding the shortest failure takes minutes: longer than a test may.
-    phases = [phase for phase in Phase if phase not in {Phase.shrink, Phase.explain}]
     chosen = settings(
         max_examples=runs,
         stateful_step_count=steps,
-        phases=phases,
+        # Finding the shortest failure takes minutes: longer than a test may.
+        phases=[phase for phase in Phase if phase not in {Phase.shrink, Phase.explain}],
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )

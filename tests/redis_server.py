@@ -28,7 +28,6 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it takes connections."""
         self._process = subprocess.Popen(
             self._command,
             stdout=subprocess.DEVNULL,
@@ -37,7 +36,6 @@ class RedisServer:
         wait_for(self._takes_connections)
 
     def kill(self) -> None:
-        """Kill it, with all that it keeps."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()

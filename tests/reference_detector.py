@@ -12,8 +12,6 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-PAD = 114
-"""Value of every byte around the image."""
 SCORE = 0.25
 """Minimum score of compared boxes."""
 
@@ -63,7 +61,7 @@ class ReferenceDetector:
         to_pixels = int if self._is_yolox else round
         size = to_pixels(width * scale), to_pixels(height * scale)
         resized = cv2.resize(image, size, interpolation=cv2.INTER_LINEAR) if size != (width, height) else image
-        canvas = np.full((self._side, self._side, 3), PAD, np.uint8)
+        canvas = np.full((self._side, self._side, 3), 114, np.uint8)
         left, top = (0, 0) if self._is_yolox else (round((self._side - side) / 2 - 0.1) for side in size)
         canvas[top : top + size[1], left : left + size[0]] = resized
         return canvas, scale, left, top

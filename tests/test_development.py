@@ -57,8 +57,7 @@ def run(tmp_path: Path) -> Run:
             "PIP_RETRIES": "1",
             "PIP_TARGET": str(tmp_path / "target"),
         }
-        command = [just, *arguments]
-        done = subprocess.run(command, env=environ, cwd=clone / "clients", capture_output=True, text=True, check=False)
+        done = subprocess.run([just, *arguments], env=environ, cwd=clone / "clients", capture_output=True, text=True, check=False)
         errors = done.stderr.replace("\033[1m", "").replace("\033[0m", "")
         return done.returncode, done.stdout.splitlines(), errors.splitlines()
 

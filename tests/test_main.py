@@ -139,9 +139,8 @@ async def test_work_that_outlives_its_request_ends_before_the_application(
 async def test_memory_suffices_for_the_largest_image(settings: Settings, image_format: str, side: int) -> None:
     """This holds however little memory the settings give to all requests; an AVIF is rewritten for its decoder."""
     little = msgspec.structs.replace(settings, memory_mb=1, max_file_size_mb=1, max_batch_size_mb=1, max_megapixels=1)
-    fake = FakeTriton().find_nothing()
     image = encode(Image.new("RGB", (side, side)), image_format)
-    async with serving(fake) as port, started(create_app(with_triton(little, port))) as client:
+    async with serving(FakeTriton().find_nothing()) as port, started(create_app(with_triton(little, port))) as client:
         assert (await client.post("/detect", content=image + bytes(1_000_000))).status_code == 200
 
 

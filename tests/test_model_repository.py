@@ -134,8 +134,7 @@ def steps(name: str) -> list[tuple[model_config_pb2.ModelEnsembling.Step, model_
 @of_files
 def test_model_of_files_is_that_of_pixels_and_tells_which_it_could_not_decode(name: str) -> None:
     network = str(steps(name)[-1][0].model_name)
-    named = msgspec.structs.replace(ENTRIES[name], title="", pixel_model=None)
-    assert named == msgspec.structs.replace(ENTRIES[network], title="")
+    assert msgspec.structs.replace(ENTRIES[name], title="", pixel_model=None) == msgspec.structs.replace(ENTRIES[network], title="")
     for file in (PRODUCTION, EMBEDDED):
         spec, of_pixels = spec_of(name, file), spec_of(network, file)
         own = {"name": name, "input_name": "file", "dtype": None, "input_format": InputFormat.FILE, "tells_decoded": True}

@@ -42,8 +42,6 @@ HANG_SECONDS = 60.0
 """An inference without an answer for so long has failed."""
 IMAGE = np.arange(SPEC.image_bytes, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
 OPTIONS = DetectOptions(None, 0.25, None, 100)
-_DEADLINE_SECONDS = 20.0
-_MIN_SILENCE_SECONDS = 15.0
 
 
 class _LoopTime:
@@ -82,7 +80,7 @@ def time_of_app() -> Iterator[Time]:
     time = Time()
     with pytest.MonkeyPatch.context() as patch:
         # Real time makes no Triton silent, however busy the machine is.
-        patch.setattr(model_on_server, "_MIN_SILENCE_SECONDS", _MIN_SILENCE_SECONDS)
+        patch.setattr(model_on_server, "_MIN_SILENCE_SECONDS", 15.0)
         for name, module in list(sys.modules.items()):
             if name.startswith("app.") and vars(module).get("monotonic") is monotonic:
                 patch.setattr(module, "monotonic", time)
@@ -235,7 +233,7 @@ class World:
         await eventually(lambda: sum(len(fake.requests) for fake in self.fakes) >= before + images)
         return asking
 
-    async def give_up(self, images: int = 1, seconds: float = _DEADLINE_SECONDS, **others: Any) -> None:  # noqa: ANN401
+    async def give_up(self, images: int = 1, seconds: float = 20, **others: Any) -> None:  # noqa: ANN401
         """Let the deadlines of inferences pass that Triton has and does not answer."""
         asking = await self.start(images, seconds, **others)
         await self.time.skip(seconds)

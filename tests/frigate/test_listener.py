@@ -107,8 +107,7 @@ def listening(world: World, address: str, seconds: float = 30) -> Iterator[async
 async def test_boxes_are_those_of_detect(served: Settings, connect: Connect, address: str) -> None:
     """Frigate asks once, when it starts, and then sends images only if the model is there; the gateway takes no models."""
     Image.open(BytesIO(models.scene("PNG"))).resize((100, 64)).save(file := BytesIO(), "PNG")
-    own = msgspec.structs.replace(served, model="six_columns", frigate_zmq=address)
-    async with started(create_app(own)) as client:
+    async with started(create_app(msgspec.structs.replace(served, model="six_columns", frigate_zmq=address))) as client:
         detected = (await client.post("/detect", content=file.getvalue())).json()["detections"]
         detector = connect(address)
         found = await detector.detect(*message(np.asarray(Image.open(file).convert("RGB"))))
@@ -189,8 +188,7 @@ async def test_connections_above_the_limit_are_closed(
     with listening(world, address):
         detector = connect(address)
         assert await detector.detect() == [FOUND]
-        port = urlsplit(address).port
-        idle, refused = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        idle, refused = [await asyncio.open_connection("127.0.0.1", urlsplit(address).port) for _ in range(2)]
         refused[1].write(GREETING + READY)
         with suppress(ConnectionResetError):
             await refused[0].read()

@@ -257,8 +257,7 @@ async def test_name_is_resolved_once(host: Host) -> None:
 async def test_next_address_is_tried_if_one_cannot_be_connected_to(host: Host) -> None:
     """If none listens, the text is that of an invalid certificate, so that callers cannot scan ports."""
     host.names[HOST] = ["127.0.0.2", LOOPBACK]
-    fetcher = host.fetcher(is_allowed=lambda found: found.startswith("127."))
-    assert await fetch(fetcher, host.url()) == IMAGE
+    assert await fetch(host.fetcher(is_allowed=lambda found: found.startswith("127.")), host.url()) == IMAGE
     host.names[HOST], port = [LOOPBACK], free_port()
     assert "no valid certificate" in (await failure(host.fetcher(f"*:{port}"), f"https://{HOST}:{port}/")).detail
 

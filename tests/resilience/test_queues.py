@@ -58,8 +58,7 @@ class Queues(Machine):
     def __init__(self) -> None:
         super().__init__()
         self.patch.setattr(model_queue, "_MAX_WAIT_SECONDS", MAX_WAIT)
-        tables = self.open_tables(2)
-        self.queues = [ModelQueue(table, "tiny", 6, target_seconds=1e6) for table in tables]
+        self.queues = [ModelQueue(table, "tiny", 6, target_seconds=1e6) for table in self.open_tables(2)]
         self.batches: dict[Line, BatchQueue] = {}
         for worker, queue in enumerate(self.queues):
             queue.measure(PACE, 1, is_near=False)

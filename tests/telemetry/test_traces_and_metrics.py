@@ -119,8 +119,7 @@ def test_without_tracing_opentelemetry_is_not_imported() -> None:
     program = (
         "import sys; from app.main import create_app; create_app(); print({'opentelemetry.sdk', 'requests'} & set(sys.modules))"
     )
-    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
-    assert ran.stdout == "set()\n"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True).stdout == b"set()\n"
 
 
 def test_stages_are_the_times_between_laps_of_which_the_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
