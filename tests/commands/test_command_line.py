@@ -93,11 +93,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("serve | triton", {"TRITON_PORTS": "USED"}, "Triton cannot listen on port USED: it is in use; choose others with ..."),
         ("serve | triton", {"app.__main__.loadable_models": UNREADABLE}, "NEREID_MODEL_REPOSITORY: models: Permission denied"),
         ("serve | api", {"API_KEYS_FILE": "keys.toml"}, "NEREID_API_KEYS_FILE: keys.toml: [camera-1]: expected sha256 (..."),
-        (
-            "serve --triton a:1 | api",
-            {"TRITON_TLS_FOLDER": "tls"},
-            "NEREID_TRITON_TLS_FOLDER: tls/ca.crt is not a certificate in ...",
-        ),
+        ("serve --triton a:1 | api", {"TRITON_TLS_FOLDER": "tls"}, "NEREID_TRITON_TLS_FOLDER: tls/ca.crt is not a certificate ..."),
         (
             "serve | api | cache clear",
             {"CACHE": "redis://host/0", "app.host.extras._is_installed": lambda module: module != "redis"},
@@ -106,11 +102,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("api", {"TRACING": True}, "NEREID_TRACING: OpenTelemetry does not accept its own settings, OTEL_*: ValueError..."),
         ("search --triton a:1", {"SEARCH_FOLDERS": "/nope", "DATABASE_URL": DATABASE}, "NEREID_SEARCH_FOLDERS: ..."),
         ("healthcheck", {}, "http://127.0.0.1:FREE does not answer"),
-        (
-            "cache clear",
-            {"CACHE": "memory", "MODEL_REPOSITORY": "no"},
-            f"no/{CLEARED}: No such file or directory; a restart of ...",
-        ),
+        ("cache clear", {"CACHE": "memory", "MODEL_REPOSITORY": "no"}, f"no/{CLEARED}: No such file or directory; a restart ..."),
     ],
 )
 def test_wrong_setting_or_argument_is_one_line(refusal: Refusal, commands: str, given: dict[str, Any], expected: str) -> None:

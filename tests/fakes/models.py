@@ -23,8 +23,6 @@ ANCHORS = len(GRID)
 SIZE = (200, 100)
 RECTANGLES = {"red": (20, 30, 80, 90), "blue": (120, 10, 180, 60)}
 """x1 y1 x2 y2 in pixels of the scene."""
-
-
 FACE = np.array([[0.3, 0.4], [0.7, 0.4], [0.5, 0.6], [0.35, 0.8], [0.65, 0.8]], np.float32)
 """Where `faces_detection` finds both eyes, the nose and the corners of the mouth in each rectangle, as fractions of it."""
 
