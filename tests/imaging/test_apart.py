@@ -35,12 +35,6 @@ def check_blocks(pixels: NDArray[np.uint8]) -> None:
     np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=3)
 
 
-def test_pixels_are_upright_and_rgb(decoders: Decoders) -> None:
-    """The size is that of the image, not of its tile."""
-    check_blocks(decoders.decode(AVIF, "AVIF"))
-    check_blocks(decoders.decode(HEIC, "HEIC"))
-
-
 def with_property(data: bytes, properties: int, kind: bytes, content: bytes) -> bytes:
     """Put a property in front of the rotation, which is the last of the properties of `AVIF` or `HEIC`.
 
