@@ -5,6 +5,7 @@ import functools
 import hashlib
 import selectors
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -35,6 +36,13 @@ def settings_for(url: str, **others: object) -> Settings:
     return Settings(**given)  # type: ignore[arg-type]
 
 
+@asynccontextmanager
+async def client_for(fake: FakeTriton, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve a fake Triton around a client of an application that uses it."""
+    async with serving(fake), started(create_app(settings_for(fake.url, **settings))) as client:
+        yield client
+
+
 @pytest.fixture(scope="module")
 async def shared_app() -> AsyncIterator[Application]:
     """An application whose Triton finds nothing, which accepts bodies of one MiB; only for tests that leave both as they are."""
@@ -52,8 +60,7 @@ async def reader(shared_app: Application) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def gateway() -> AsyncIterator[Gateway]:
     """A fake Triton, and a client of an application that uses it and has warmed up."""
-    fake = FakeTriton()
-    async with serving(fake), started(create_app(settings_for(fake.url))) as client:
+    async with client_for(fake := FakeTriton()) as client:
         fake.requests.clear()
         yield fake, client
 

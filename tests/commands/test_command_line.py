@@ -32,8 +32,6 @@ Refusal = Callable[[str, dict[str, Any]], str]
 PUBLISHED = "yolo11n", "yolo11n_file", "yolox_nano", "efficientnet_lite0", "ocr", "embedding", "faces"
 ALL = "0.0.0.0"  # noqa: S104 - nobody listens
 DATABASE = "postgresql://nereid@db/nereid"
-
-
 UNREADABLE = Mock(side_effect=PermissionError(13, "Permission denied", "models"))
 
 

@@ -29,7 +29,6 @@ from tests.imaging.samples import (
 )
 from tests.support import peak_below
 
-RED = Image.new("RGB", (64, 64), "red")
 LIMITS = PixelLimits(jpeg=2_000_000, non_jpeg=1_000_000)
 FILL = bytes(1 << 14)
 """Appended to a JPEG, so that `count_pixels` does not ignore it as a small one."""
@@ -69,7 +68,7 @@ def inserted(plain: bytes, at: int, part: bytes, count: int) -> bytes:
     return plain[:at] + part * count + plain[at:]
 
 
-GIF, PNG, WEBP = (encode(RED, name) for name in ("GIF", "PNG", "WEBP"))
+GIF, PNG, WEBP = (encode(Image.new("RGB", (64, 64), "red"), name) for name in ("GIF", "PNG", "WEBP"))
 FRAME, IDAT, IEND = GIF.index(b",\0\0\0\0"), PNG.index(b"IDAT") - 4, PNG.index(b"IEND") - 4
 TEXT, FRAME_DATA = png_chunk(b"tEXt", b"a\0b"), png_chunk(b"fdAT", bytes(8))
 COMMENT = b"\xff" + b"x" * 255
