@@ -28,6 +28,8 @@ from tests.fakes.triton import FakeTriton, serving
 from tests.support import REPOSITORY, SCENE, Headers, Reply, call, calling, captured_log, free_port, lifespan_of, started
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
+ADMIN, CAMERA = ({"X-API-Key": f"{id_}.secret"} for id_ in ("boss", "camera"))
+"""Headers with the keys of tests in which one caller changes something, and another only detects."""
 
 
 def settings_for(url: str, **others: object) -> Settings:

@@ -26,7 +26,7 @@ from app.main import create_app
 from app.resilience import last_valid
 from app.resilience.fairness import HIGH, LOW, NORMAL, Caller
 from app.settings.schema import DIALECTS
-from tests.api.conftest import client_for, routes_of, settings_for, write_keys
+from tests.api.conftest import ADMIN, CAMERA, client_for, routes_of, settings_for, write_keys
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, call, calling, captured_log, chunk, json, lifespan_of, receiving, started
 
@@ -140,13 +140,11 @@ async def test_log_has_the_id_of_the_key_and_never_its_secret(locked: Applicatio
 
 
 PROXIES = (ip_network("10.0.0.0/8"), ip_network("2001:db8::/32"))
-UNIX = ("", "0")
-"""What the server says of a connection to its unix socket."""
 
 
 def test_trusted_proxy_names_the_client() -> None:
     rows: list[tuple[Any, str | None, str]] = [
-        *((peer, "192.0.2.7", "192.0.2.7") for peer in (UNIX, None, ("::ffff:10.1.2.3", 1))),
+        *((peer, "192.0.2.7", "192.0.2.7") for peer in (("", "0"), None, ("::ffff:10.1.2.3", 1))),  # the first of a unix socket
         # A peer that is not trusted cannot name another client.
         *(((peer, 1), "192.0.2.7", peer) for peer in ("192.0.2.1", "::ffff:192.0.2.1")),
         # Without an address the connection counts.
@@ -259,7 +257,6 @@ def test_credential_finds_its_key_after_two_comparisons(path: Path, monkeypatch:
 
 
 ORIGIN = "https://app.example.org"
-ADMIN, CAMERA = ({"X-API-Key": f"{id_}.secret"} for id_ in ("boss", "camera"))
 
 
 @pytest.fixture

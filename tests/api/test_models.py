@@ -17,7 +17,7 @@ from app.main import create_app
 from app.triton.repository import LOCK, REMOVED
 from app.zoo import description
 from app.zoo.repository import Repository
-from tests.api.conftest import Gateway, client_for, settings_for, write_keys
+from tests.api.conftest import ADMIN, CAMERA, Gateway, client_for, settings_for, write_keys
 from tests.fakes.triton import CONFIG, FakeTriton, LoadingTriton, config_with, serving
 from tests.support import SCENE, call, calling, chunk, json, lifespan_of, receiving, staying
 from tests.zoo.exported import exported
@@ -103,8 +103,6 @@ async def test_model_is_loaded_by_its_first_request_if_there_is_time_and_again_o
         assert fake.told == ["load doors"] * loads
 
 
-ADMIN = {"X-API-Key": "boss.secret"}
-CAMERA = {"X-API-Key": "camera.secret"}
 NETWORK = exported({"output0": (7, 84)}, (64, 64), names={0: "door", 1: "window", 2: "gate"}).SerializeToString()
 
 

@@ -230,20 +230,15 @@ def triton_for(task: str) -> FakeTriton:
 
 
 @pytest.fixture
-def fake(request: pytest.FixtureRequest) -> FakeTriton:
-    """A Triton whose models all have the task of the test."""
-    return triton_for(request.param)
-
-
-@pytest.fixture
-async def caller(fake: FakeTriton) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an application whose default models are `tiny`, and `parts` and `people` for masks and keypoints."""
-    async with client_for(fake, task_models="segmentation=parts,pose=people", dialects=",".join(DIALECTS)) as made:
+async def caller(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application whose models all have the task of the test; those for masks and keypoints have their own names."""
+    names = "segmentation=parts,pose=people"
+    async with client_for(triton_for(request.param), task_models=names, dialects=",".join(DIALECTS)) as made:
         yield made
 
 
 def models_of(*tasks: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("fake", tasks, indirect=True)
+    return pytest.mark.parametrize("caller", tasks, indirect=True)
 
 
 async def by_roboflow(caller: httpx.AsyncClient, route: str, **parameters: Any) -> list[dict[str, Any]]:  # noqa: ANN401
@@ -331,7 +326,7 @@ async def test_model_that_finds_no_objects_is_an_error_that_names_its_route(
     caller: httpx.AsyncClient, request: pytest.FixtureRequest
 ) -> None:
     """Only KServe's clients and `/predict` can ask for a vector."""
-    task = request.node.callspec.params["fake"]
+    task = request.node.callspec.params["caller"]
     image, tensor = {"type": "base64", "value": TEXT}, {"name": "x", "shape": [1], "datatype": "BYTES", "data": [TEXT]}
     answers = {
         "roboflow": await caller.post("/infer/object_detection", json={"image": image, "model_id": "tiny"}),

@@ -16,8 +16,6 @@ from tests.imaging.samples import AVIF, HEIC, MEGA, NOISE, PIXELS, encode, exif_
 from tests.support import SHARED
 
 EXIF = exif_of(6).tobytes()
-
-
 BLANK = Image.new("RGB", (64, 48))
 USUAL = {"quality": 75, "subsampling": "4:2:0"}
 BASELINE, PROGRESSIVE, WITH_EXIF = (

@@ -125,8 +125,6 @@ async def test_key_may_be_in_a_header_the_query_or_the_body(guarded: httpx.Async
 
 
 Searched = tuple[PostgresEngine, httpx.AsyncClient]
-
-
 RED, SMALL = picture(red=(10, 10, 90, 90)), picture(red=(10, 10, 29, 29))
 BLUE = picture(red=(10, 10, 29, 29), blue=(100, 10, 179, 89))
 """Its largest face is blue; that of `SCENE` is red."""
