@@ -140,8 +140,7 @@ async def test_no_caller_changes_models_of_a_gateway_without_keys(tmp_path: Path
 
 
 async def test_file_and_form_are_added(service: Service) -> None:
-    answer = await service.client.post("/models/doors?licence=MIT&labels=a,b,c", content=NETWORK, headers=ADMIN)
-    said = json(answer, 201)
+    said = json(await service.client.post("/models/doors?licence=MIT&labels=a,b,c", content=NETWORK, headers=ADMIN), 201)
     assert (said["name"], said["state"]) == ("doors", "not_ready")
     assert "doors:1: detection, 3 classes (a, b, c), 64 x 64" in said["detail"]
     form = {"labels": (None, "a,b,c"), "iou": (None, "0.5"), "file": ("best.onnx", NETWORK)}

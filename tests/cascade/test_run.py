@@ -242,8 +242,7 @@ def test_text_in_an_oriented_box_is_upright(degrees: int, *, is_high: bool) -> N
     corners = to_corners(Candidates(box[None], score, class_id, np.array([[angle]], np.float32)))
     found = Detections(enclose(corners), score, class_id, SIDE, SIDE, SPEC, "1", corners=corners)
 
-    step = Step(model="reads", of="plates", crop="corners")
-    [(_, part)] = find_parts(Patch(image), [found], step, SPEC)
+    [(_, part)] = find_parts(Patch(image), [found], Step(model="reads", of="plates", crop="corners"), SPEC)
 
     assert part is not None
     pixels = part.cut(SPEC)
@@ -264,8 +263,7 @@ class Finding(FakeTriton):
     def __init__(self) -> None:
         super().__init__()
         self.config = CONFIG | {"output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [OBJECTS, 6]}]}
-        found = np.tile(np.array([4, 9, 28, 22, 0.9, 0], np.float32), (OBJECTS, 1))
-        self.answer = infer_response(output0=found)
+        self.answer = infer_response(output0=np.tile(np.array([4, 9, 28, 22, 0.9, 0], np.float32), (OBJECTS, 1)))
         self.held = {"abc-inner"}
 
     @property

@@ -47,9 +47,7 @@ QUICK = {"PNG": {"compress_level": 1}, "WEBP": {"method": 0, "quality": 0}}
 def test_lossless_formats_are_decoded_exactly(
     image: Image.Image, image_format: str, options: dict[str, Any], expected: NDArray[np.uint8]
 ) -> None:
-    data = encode(image, image_format, **options)
-
-    np.testing.assert_array_equal(pixels_of(data + b"PK\x03\x04 an archive"), expected)
+    np.testing.assert_array_equal(pixels_of(encode(image, image_format, **options) + b"PK\x03\x04 an archive"), expected)
 
 
 @pytest.mark.parametrize(

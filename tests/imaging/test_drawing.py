@@ -93,8 +93,7 @@ def test_mask_is_filled_and_has_a_contour() -> None:
     assert (pixels[180:190, 180:190] == filled).all()
     assert (pixels[155:165, 155:195] == GREY).all()
     assert (pixels[205:, 205:] == GREY).all()
-    both = drawn(SQUARE, SQUARE, masks=[[TRIANGLE]] * 2)
-    assert (both[120:135, 110:150] == filled).all()  # the better one's
+    assert (drawn(SQUARE, SQUARE, masks=[[TRIANGLE]] * 2)[120:135, 110:150] == filled).all()  # the better one's
     assert count_white(drawn(SQUARE, masks=[[]]))  # an empty mask has a label
 
 

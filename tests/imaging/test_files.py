@@ -37,9 +37,8 @@ def test_kind_that_cannot_be_decoded_is_told(marker: int, depth: int, kind: str)
 @pytest.mark.parametrize("between", [b"\xff" * 9, b"\xff\xd0", b"junk", b"\xff\xe2\0\0", b"\xff\xfe\0\x06text"])
 def test_exif_is_found_behind_what_decoders_skip(between: bytes) -> None:
     """Other segments, fill bytes, markers without a length or with an invalid one, and junk are skipped as in libjpeg."""
-    data = WITH_EXIF[:2] + between + WITH_EXIF[2:]
-
-    assert jpeg.read_header(data) == (EXIF.removeprefix(b"Exif\0\0"), 1, True, (64, 48))
+    header = jpeg.read_header(WITH_EXIF[:2] + between + WITH_EXIF[2:])
+    assert header == (EXIF.removeprefix(b"Exif\0\0"), 1, True, (64, 48))
 
 
 def test_file_of_one_scan_is_told_from_those_of_several_whatever_is_behind_the_image() -> None:
@@ -237,10 +236,8 @@ def red_first(data: bytes) -> bytes:
 def short_palette() -> bytes:
     """Encode a TIFF by LZW whose palette has colours of 8 bits."""
     file = encode(BLOCKS.quantize(24, dither=Image.Dither.NONE), "TIFF", compression="raw")
-    entry = file.index(struct.pack("<HHL", 320, 3, 768))
-    (at,) = struct.unpack_from("<L", file, entry + 8)
-    values = np.frombuffer(file, "<u2", 768, at) >> 8
-    return file[:at] + values.astype("<u2").tobytes() + file[at + 1536 :]
+    (at,) = struct.unpack_from("<L", file, file.index(struct.pack("<HHL", 320, 3, 768)) + 8)
+    return file[:at] + (np.frombuffer(file, "<u2", 768, at) >> 8).astype("<u2").tobytes() + file[at + 1536 :]
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,7 @@ async def test_frigate_gets_no_more_objects_than_it_has_room_for() -> None:
 
 
 async def test_models_in_the_path_are_listed(server: httpx.AsyncClient) -> None:
-    listed = json(await server.post("/v1/vision/custom/list"))
-    assert "yolo_head" in {*listed["models"]} - {"efficientnet_lite0"}
+    assert "yolo_head" in {*json(await server.post("/v1/vision/custom/list"))["models"]} - {"efficientnet_lite0"}
     assert json(await server.post("/v1/vision/custom/yolo_head", **FORM))["count"] == 2
     assert json(await server.get("/v1/status/updateavailable"))["updateAvailable"] is False
     assert not json(await server.post("/v1/vision/custom/nothing-like-it", **FORM), 404)["success"]

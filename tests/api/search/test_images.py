@@ -106,11 +106,10 @@ async def test_images_like_another_one_are_found(found: httpx.AsyncClient) -> No
     response = await found.post("/v1/search/image?top_k=2&min_score=0.1", files={"image": BOTH})
     answer = json(response)
 
-    times = {"search_time_ms", "total_time_ms"}
-    assert answer.keys() == {"status", "query_type", "results", "total_results", "request_id", *times}
+    members = {"status", "query_type", "results", "total_results", "search_time_ms", "total_time_ms", "request_id"}
+    assert answer.keys() == members
     assert (answer["status"], answer["query_type"], answer["total_results"]) == ("success", "image", 2)
-    first = {"image_id": "both", "image_path": "/images/both.png", "score": 1.0, "metadata": {"camera": 1}}
-    assert answer["results"][0] == first
+    assert answer["results"][0] == {"image_id": "both", "image_path": "/images/both.png", "score": 1.0, "metadata": {"camera": 1}}
     assert 0.1 <= answer["results"][1]["score"] < 1
     assert ids(json(await found.post("/search/image?min_score=1", content=BOTH))) == ["both"]
     assert ids(json(await found.post("/search/image?top_k=2&page=1&min_score=0", content=BOTH)))[:1] not in ([], ["both"])
