@@ -5,6 +5,7 @@ import functools
 import hashlib
 import selectors
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -27,12 +28,21 @@ from tests.fakes.triton import FakeTriton, serving
 from tests.support import REPOSITORY, SCENE, Headers, Reply, call, calling, captured_log, free_port, lifespan_of, started
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
+ADMIN, CAMERA = ({"X-API-Key": f"{id_}.secret"} for id_ in ("boss", "camera"))
+"""Headers with the keys of tests in which one caller changes something, and another only detects."""
 
 
 def settings_for(url: str, **others: object) -> Settings:
     """Make settings for a Triton at this address, which has the model of the fake one."""
     given = {"triton_endpoints": url, "model": "tiny", "model_repository": str(REPOSITORY), "log_level": "error", **others}
     return Settings(**given)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def client_for(fake: FakeTriton, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve a fake Triton around a client of an application that uses it."""
+    async with serving(fake), started(create_app(settings_for(fake.url, **settings))) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +62,7 @@ async def reader(shared_app: Application) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def gateway() -> AsyncIterator[Gateway]:
     """A fake Triton, and a client of an application that uses it and has warmed up."""
-    fake = FakeTriton()
-    async with serving(fake), started(create_app(settings_for(fake.url))) as client:
+    async with client_for(fake := FakeTriton()) as client:
         fake.requests.clear()
         yield fake, client
 

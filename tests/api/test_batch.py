@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from app.api.batch.body import MAX_IMAGES, parse_batch
+from app.api.receiving.content_type import JSON, URLENCODED
 from app.errors import InvalidParameter, MalformedRequest
 from app.main import create_app
 from app.settings.schema import Settings
@@ -19,9 +20,6 @@ from tests.faults.corpus import bombs
 from tests.support import SCENE, json, peak_below, sample_image, started
 
 FORM = "multipart/form-data; boundary=b"
-JSON = "application/json"
-URLENCODED = "application/x-www-form-urlencoded"
-DEEP = b'{"images": ' + b"[" * 100_000
 
 
 def document(images: Any, **members: Any) -> bytes:  # noqa: ANN401
@@ -79,7 +77,7 @@ def test_error_says_what_is_wrong() -> None:
         (b'{"image": "YQ=="}', JSON, "unknown member 'image'; expected the images in \"images\", a list of base64"),
         (document(["YQ=="], boxes="x" * (1 << 16)), JSON, "more than 64 KiB beside its images"),
         (b'{"images": ["YQ=="], "images": ["YQ=="]}', JSON, "a member of the JSON object is given more than once"),
-        *((data, JSON, "expected a JSON object such as") for data in (b'["YQ=="]', b"\xff", DEEP)),
+        *((data, JSON, "expected a JSON object such as") for data in (b'["YQ=="]', b"\xff", b'{"images": ' + b"[" * 100_000)),
         (document("YQ=="), JSON, 'has no list "images": it is a string; POST /detect takes a single image'),
     ]
     for data, kind, text in rows:
@@ -95,15 +93,9 @@ SCENES = [models.scene("BMP", shift=shift) for shift in (-16, -8, 0, 8, 16)]
 EMPTY = models.scene("PNG", shift=10_000)
 TRUNCATED, NOTHING = sample_image("chelsea.jpg")[:5000], b"this is not an image"
 
-Files = list[tuple[str, tuple[str, bytes]]]
 
-
-def files_of(*images: bytes) -> Files:
+def files_of(*images: bytes) -> list[tuple[str, tuple[str, bytes]]]:
     return [("images", (f"{number}.bin", image)) for number, image in enumerate(images)]
-
-
-def as_json(*images: bytes, **members: Any) -> dict[str, Any]:  # noqa: ANN401
-    return {"images": [base64.b64encode(image).decode() for image in images], **members}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +108,8 @@ async def test_each_image_of_a_form_is_answered_as_if_it_were_alone(
     client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]
 ) -> None:
     answer = json(await client.post(f"/v1{PATH}", files=files_of(*SCENES), data={"boxes": "pixel"}))
-    in_json = json(await client.post("/detect/batch", json=as_json(*SCENES, model="six_columns", boxes="pixel")))
+    encoded = document([base64.b64encode(image).decode() for image in SCENES], model="six_columns", boxes="pixel")
+    in_json = json(await client.post("/detect/batch", content=encoded, headers={"Content-Type": JSON}))
 
     assert [result["detections"] for result in answer["results"]] == alone
     assert [(result["filename"], result["detections"]) for result in in_json["results"]] == [(None, found) for found in alone]

@@ -37,7 +37,6 @@ from tests.support import SCENE, captured_log, finds, in_cycles, json, receiving
 CAT = sample_image("chelsea.jpg")
 JPEG = {"Content-Type": "image/jpeg"}
 BASE64 = base64.b64encode(CAT).decode()
-ONE_OBJECT = infer_response(output0=np.array([[0, 8, 32, 24, 0.5, 7], [0, 8, 16, 24, 0.75, 8]], np.float32))
 
 
 async def test_response_is_complete_however_the_image_is_sent(client: httpx.AsyncClient) -> None:
@@ -100,7 +99,7 @@ async def test_caller_may_set_the_deadline_up_to_a_maximum(gateway: Gateway) -> 
 @pytest.mark.parametrize("kind", ["multipart", "json"])
 async def test_parameters_of_path_query_and_form_are_combined(gateway: Gateway, kind: str) -> None:
     fake, client = gateway
-    fake.answer = ONE_OBJECT
+    fake.answer = infer_response(output0=np.array([[0, 8, 32, 24, 0.5, 7], [0, 8, 16, 24, 0.75, 8]], np.float32))
 
     def with_parameter(name: str, value: str) -> dict[str, Any]:
         return {"json": {"image": BASE64, name: value}} if kind == "json" else {"files": {"image": CAT}, "data": {name: value}}
@@ -188,8 +187,6 @@ def test_any_text_gives_parameters_or_a_gateway_error(pairs: list[tuple[str, str
 
 
 PATH = "/predict/six_columns"
-LABELLED = msgspec.structs.replace(SPEC, labels=("person", "car", "traffic light"))
-TYPES = ("application/json", "image/jpeg", "image/png")
 
 
 def test_type_with_the_highest_quality_is_chosen() -> None:
@@ -206,7 +203,7 @@ def test_type_with_the_highest_quality_is_chosen() -> None:
         (b"\xff\xfe", "application/json"),  # a header without a media type asks for nothing
         (b"text/html," * 50 + b"image/png", None),  # no program needs more than fifty types
     ):
-        assert best(accept, TYPES) == chosen, accept
+        assert best(accept, ("application/json", "image/jpeg", "image/png")) == chosen, accept
 
 
 def assert_framed(picture: bytes, image_format: str, detections: list[dict[str, Any]]) -> None:
@@ -242,7 +239,8 @@ def test_all_units_describe_the_same_box() -> None:
     size = np.array([200, 100] * 2, np.float32)
     boxes = np.array([[20, 10, 60.5, 90], [0, 0, 200, 100]], np.float32)
     scores, ids = np.array([1.0005, 0.123456], np.float32), np.array([2, 3], np.int32)
-    found = Detections(boxes, scores, ids, 200, 100, LABELLED, "7")
+    labelled = msgspec.structs.replace(SPEC, labels=("person", "car", "traffic light"))
+    found = Detections(boxes, scores, ids, 200, 100, labelled, "7")
     sides = boxes[:, 2:] - boxes[:, :2]
     for unit, expected in (
         ("normalized", boxes / size),

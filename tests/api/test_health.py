@@ -10,15 +10,12 @@ from structlog.testing import CapturedCall
 from app import __version__, main
 from app.api.application import Application
 from app.api.caller import keys
-from app.main import create_app
 from app.resilience import last_valid
 from app.telemetry.timing import STAGES
-from tests.api.conftest import Gateway, settings_for
-from tests.fakes.triton import FakeTriton, serving
-from tests.support import SCENE, Samples, call, captured_log, chunk, json, read_samples, receiving, scrape, started
+from tests.api.conftest import Gateway, client_for
+from tests.fakes.triton import FakeTriton
+from tests.support import SCENE, Samples, call, captured_log, chunk, json, read_samples, receiving, scrape
 from tests.world import time_of_app
-
-REFUSAL = grpc.StatusCode.UNAVAILABLE, "failed to connect"
 
 
 async def test_default_model_that_triton_does_not_have_is_told_of(log: list[CapturedCall], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +24,7 @@ async def test_default_model_that_triton_does_not_have_is_told_of(log: list[Capt
     fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
     reason = "Triton does not have tiny, a default model of the settings; it has yolo11n"
     at_start = captured_log(monkeypatch, main)
-    async with serving(fake), started(create_app(settings_for(fake.url))) as client:
+    async with client_for(fake) as client:
         assert json(await client.get("/ready"), 503)["services"]["triton"]["detail"] == reason
         assert json(await client.get("/health"), 503)["detail"] == reason
         assert json(await client.post("/detect", content=SCENE), 404)["detail"] == reason
@@ -52,7 +49,7 @@ async def test_state_of_triton_is_reported_and_liveness_does_not_depend_on_it(
         assert (json(probed, 503), probed.headers["retry-after"]) == ({"status": "not_ready"}, "1")
         assert json(await one.get("/ready"), 503)["services"]["triton"]["ok"] is is_there
         assert json(await one.get("/livez")) == json(await one.get("/live")) == {"status": "alive"}
-    fake.query_refusal = REFUSAL
+    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     for one in (client, lonely):
         response = await one.get("/health")
         report = json(response, 503)
@@ -64,7 +61,7 @@ async def test_state_of_triton_is_reported_and_liveness_does_not_depend_on_it(
 
 async def test_healthy_gateway_says_so() -> None:
     limits = {"max_file_size_mb": 7.0, "max_megapixels": 9.0, "timeout_seconds": 3.0, "memory_mb": 900, "max_uploads": 5}
-    async with serving(fake := FakeTriton()), started(create_app(settings_for(fake.url, **limits))) as client:
+    async with client_for(fake := FakeTriton(), **limits) as client:
         with time_of_app() as time:
             while not json(await client.get("/health"))["performance"]["memory_mb"]:  # workers tell it once a second
                 await time.skip(1)
@@ -89,9 +86,7 @@ async def test_change_of_the_keys_holds_at_once_unless_the_file_is_not_valid_whi
     credential, table = keys.create("operator")
     valid = table.replace("detect", "health")
     (file := tmp_path / "keys.toml").write_text(valid, encoding="utf-8")
-    fake = FakeTriton()
-
-    async with serving(fake), started(create_app(settings_for(fake.url, api_keys_file=str(file)))) as client:
+    async with client_for(FakeTriton(), api_keys_file=str(file)) as client:
         client.headers["authorization"] = f"Bearer {credential}"
 
         async def told() -> tuple[list[str], float]:

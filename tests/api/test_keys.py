@@ -26,7 +26,7 @@ from app.main import create_app
 from app.resilience import last_valid
 from app.resilience.fairness import HIGH, LOW, NORMAL, Caller
 from app.settings.schema import DIALECTS
-from tests.api.conftest import routes_of, settings_for, write_keys
+from tests.api.conftest import ADMIN, CAMERA, client_for, routes_of, settings_for, write_keys
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, call, calling, captured_log, chunk, json, lifespan_of, receiving, started
 
@@ -140,13 +140,11 @@ async def test_log_has_the_id_of_the_key_and_never_its_secret(locked: Applicatio
 
 
 PROXIES = (ip_network("10.0.0.0/8"), ip_network("2001:db8::/32"))
-UNIX = ("", "0")
-"""What the server says of a connection to its unix socket."""
 
 
 def test_trusted_proxy_names_the_client() -> None:
     rows: list[tuple[Any, str | None, str]] = [
-        *((peer, "192.0.2.7", "192.0.2.7") for peer in (UNIX, None, ("::ffff:10.1.2.3", 1))),
+        *((peer, "192.0.2.7", "192.0.2.7") for peer in (("", "0"), None, ("::ffff:10.1.2.3", 1))),  # the first of a unix socket
         # A peer that is not trusted cannot name another client.
         *(((peer, 1), "192.0.2.7", peer) for peer in ("192.0.2.1", "::ffff:192.0.2.1")),
         # Without an address the connection counts.
@@ -193,7 +191,7 @@ async def test_priority_of_a_key_is_that_of_its_images_in_the_queue_of_triton(pa
     fake = FakeTriton().find_nothing()
     fake.config = {**fake.config, "dynamic_batching": {"priority_levels": 2, "default_priority_level": 2}}
     priorities = {}
-    async with serving(fake), started(create_app(settings_for(fake.url, api_keys_file=str(path)))) as client:
+    async with client_for(fake, api_keys_file=str(path)) as client:
         for name in ("high", "normal", "low"):
             json(await client.post("/detect", content=SCENE, headers={"X-API-Key": f"{name}.{SECRET}"}))
             priorities[name] = fake.requests[-1].parameters["priority"].uint64_param
@@ -259,16 +257,14 @@ def test_credential_finds_its_key_after_two_comparisons(path: Path, monkeypatch:
 
 
 ORIGIN = "https://app.example.org"
-ADMIN, CAMERA = ({"X-API-Key": f"{id_}.secret"} for id_ in ("boss", "camera"))
 
 
 @pytest.fixture
 async def page(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A page of one of two origins that an application with keys allows; its Triton finds nothing."""
-    fake = FakeTriton().find_nothing()
+    fake, origins = FakeTriton().find_nothing(), f"http://localhost:3000, {ORIGIN.upper()}"
     file = write_keys(tmp_path, ("boss", "secret", "admin"), ("camera", "secret", "detect"))
-    settings = {"api_keys_file": file, "cors_origins": f"http://localhost:3000, {ORIGIN.upper()}", "max_file_size_mb": 1}
-    async with serving(fake), started(create_app(settings_for(fake.url, **settings))) as client:
+    async with client_for(fake, api_keys_file=file, cors_origins=origins, max_file_size_mb=1) as client:
         client.headers["Origin"] = ORIGIN
         yield client
 

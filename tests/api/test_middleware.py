@@ -24,8 +24,8 @@ from app.api.application import Application
 from app.api.context import context_of
 from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter, MalformedRequest, UnsupportedMediaType
 from app.main import create_app
-from tests.api.conftest import post_unread, settings_for, write_keys
-from tests.fakes.triton import FakeTriton, serving
+from tests.api.conftest import client_for, post_unread, settings_for, write_keys
+from tests.fakes.triton import FakeTriton
 from tests.support import (
     RESOURCES,
     SCENE,
@@ -40,7 +40,6 @@ from tests.support import (
     lifespan_of,
     receiving,
     scrape,
-    started,
     staying,
     until,
 )
@@ -85,10 +84,7 @@ async def test_log_line_has_the_method_and_the_path_of_the_caller(reader: httpx.
 
 async def test_first_request_for_a_model_is_logged_with_it(log: Log) -> None:
     image = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [b64encode(SCENE).decode()]}
-    async with (
-        serving(fake := FakeTriton().find_nothing()),
-        started(create_app(settings_for(fake.url, dialects="kserve"))) as client,
-    ):
+    async with client_for(FakeTriton().find_nothing(), dialects="kserve") as client:
         json(await client.post("/predict/first", content=SCENE))
         json(await client.post("/detect/batch?model=second", files={"images": SCENE}))
         json(await client.post("/v2/models/third/infer", json={"inputs": [image]}))

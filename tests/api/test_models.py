@@ -17,9 +17,9 @@ from app.main import create_app
 from app.triton.repository import LOCK, REMOVED
 from app.zoo import description
 from app.zoo.repository import Repository
-from tests.api.conftest import Gateway, settings_for, write_keys
+from tests.api.conftest import ADMIN, CAMERA, Gateway, client_for, settings_for, write_keys
 from tests.fakes.triton import CONFIG, FakeTriton, LoadingTriton, config_with, serving
-from tests.support import SCENE, call, calling, chunk, json, lifespan_of, receiving, started, staying
+from tests.support import SCENE, call, calling, chunk, json, lifespan_of, receiving, staying
 from tests.zoo.exported import exported
 
 
@@ -80,8 +80,7 @@ async def loading(tmp_path: Path) -> AsyncIterator[tuple[LoadingTriton, httpx.As
     fake = LoadingTriton().find_nothing()
     unloaded = [("doors", "1", "UNAVAILABLE", "unloaded"), ("gates", "1", "UNAVAILABLE", "no weights")]
     fake.index = [("tiny", "1", "READY", ""), *unloaded]
-    given = {"model_repository": str(tmp_path), "triton_loads_models": True, "loaded_models": 3}
-    async with serving(fake), started(create_app(settings_for(fake.url, **given))) as client:
+    async with client_for(fake, model_repository=str(tmp_path), triton_loads_models=True, loaded_models=3) as client:
         yield fake, client
 
 
@@ -104,8 +103,6 @@ async def test_model_is_loaded_by_its_first_request_if_there_is_time_and_again_o
         assert fake.told == ["load doors"] * loads
 
 
-ADMIN = {"X-API-Key": "boss.secret"}
-CAMERA = {"X-API-Key": "camera.secret"}
 NETWORK = exported({"output0": (7, 84)}, (64, 64), names={0: "door", 1: "window", 2: "gate"}).SerializeToString()
 
 
@@ -136,18 +133,14 @@ async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 
 async def test_no_caller_changes_models_of_a_gateway_without_keys(tmp_path: Path) -> None:
-    fake = FakeTriton()
-    async with serving(fake):
-        settings = settings_for(fake.url, model_repository=str(tmp_path))
-        async with lifespan_of(app := create_app(settings)), calling(app) as client:
-            for method, path in (("POST", "/models/a"), ("DELETE", "/models/a"), ("PUT", "/models/a/default-version")):
-                assert (await client.request(method, path, content=NETWORK)).status_code in {404, 405}
+    async with client_for(FakeTriton(), model_repository=str(tmp_path)) as client:
+        for method, path in (("POST", "/models/a"), ("DELETE", "/models/a"), ("PUT", "/models/a/default-version")):
+            assert (await client.request(method, path, content=NETWORK)).status_code in {404, 405}
     assert not [*tmp_path.iterdir()]  # noqa: ASYNC240
 
 
 async def test_file_and_form_are_added(service: Service) -> None:
-    answer = await service.client.post("/models/doors?licence=MIT&labels=a,b,c", content=NETWORK, headers=ADMIN)
-    said = json(answer, 201)
+    said = json(await service.client.post("/models/doors?licence=MIT&labels=a,b,c", content=NETWORK, headers=ADMIN), 201)
     assert (said["name"], said["state"]) == ("doors", "not_ready")
     assert "doors:1: detection, 3 classes (a, b, c), 64 x 64" in said["detail"]
     form = {"labels": (None, "a,b,c"), "iou": (None, "0.5"), "file": ("best.onnx", NETWORK)}

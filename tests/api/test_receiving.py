@@ -74,38 +74,33 @@ async def test_body_that_takes_too_long_is_a_timeout() -> None:
     assert await read(sending(9, 3, is_whole=True)) == b"x" * 3
 
 
-class Client:
-    """Sends a picture, and may leave before it is answered."""
+async def post(app: Application, leaves: asyncio.Event) -> int:
+    """Send a picture, and stay until the event unless it is answered before; return the status."""
+    sent = receiving(chunk(SCENE))
 
-    def __init__(self) -> None:
-        self.leaves = asyncio.Event()
-        self._body = SCENE
+    async def receive() -> Any:  # noqa: ANN401
+        message = await sent()
+        if message["type"] == "http.disconnect":
+            await leaves.wait()
+        return message
 
-    async def receive(self) -> Any:  # noqa: ANN401
-        if self._body:
-            body, self._body = self._body, b""
-            return chunk(body)
-        await self.leaves.wait()
-        return {"type": "http.disconnect"}
-
-    async def post(self, app: Application) -> int:
-        headers = {"Content-Type": "image/bmp", "Content-Length": str(len(SCENE))}
-        return (await call(app, self.receive, "/detect", headers)).status
+    headers = {"Content-Type": "image/bmp", "Content-Length": str(len(SCENE))}
+    return (await call(app, receive, "/detect", headers)).status
 
 
 async def test_client_that_leaves_while_its_image_is_queued_costs_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, fake = Gate(), FakeTriton()
     async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, decode_threads=1))):
         decoded = gate.block(monkeypatch, preprocess, "fill_input")
-        first, second = Client(), Client()
-        blocking = asyncio.create_task(first.post(app))
+        stays, leaves = asyncio.Event(), asyncio.Event()
+        blocking = asyncio.create_task(post(app, stays))
         await eventually(gate.reached.is_set)
-        waiting = asyncio.create_task(second.post(app))
-        second.leaves.set()
+        waiting = asyncio.create_task(post(app, leaves))
+        leaves.set()
         await waiting
         gate.opened.set()
         await blocking
-        assert await Client().post(app) == 502  # in the thread that was the second's turn before
+        assert await post(app, stays) == 502  # in the thread that was the second's turn before
 
     assert len(decoded) == 2
 
@@ -116,18 +111,18 @@ async def test_client_that_leaves_during_its_inference_leaves_the_slot_to_triton
     async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, max_requests=1))):
         fake.requests.clear()
         fake.may_answer.clear()
-        client = Client()
-        running = asyncio.create_task(client.post(app))
+        stays, leaves = asyncio.Event(), asyncio.Event()
+        running = asyncio.create_task(post(app, leaves))
         await eventually(lambda: len(fake.requests) == 1)
-        client.leaves.set()
+        leaves.set()
         await running
         (arena,) = arenas
         assert arena.lent_bytes > 0
-        assert await Client().post(app) == 429
+        assert await post(app, stays) == 429
         fake.may_answer.set()
 
         await eventually(lambda: not arena.lent_bytes)
-        assert await Client().post(app) == 502
+        assert await post(app, stays) == 502
     assert fake.cancelled == 0
 
 

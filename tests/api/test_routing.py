@@ -9,13 +9,11 @@ import msgspec
 import pytest
 
 from app.main import create_app
-from tests.api.conftest import settings_for, write_keys
+from tests.api.conftest import ADMIN, CAMERA, settings_for, write_keys
 from tests.fakes.triton import CONFIG, serving
 from tests.routing.test_router import Versions
 from tests.support import SCENE, calling, eventually, json, lifespan_of, read_samples, started, until
 
-ADMIN = {"X-API-Key": "boss.secret"}
-CAMERA = {"X-API-Key": "camera.secret"}
 ROUTE = {"to": "tiny:2", "canary": {"to": "tiny:3", "share": 0.5}, "fallback": "tiny:1"}
 
 

@@ -104,9 +104,6 @@ async def test_images_of_a_batch_are_described_by_the_same_model_or_fail_alone(o
     assert (read["total_images"], read["processed_images"], read["images_with_text"]) == (5, 4, 4)
 
 
-NOBODY = picture()
-
-
 async def test_faces_are_off_by_default(client: httpx.AsyncClient) -> None:
     for route in ("detect", "recognize", "verify"):
         problem = json(await client.post(f"/faces/{route}", files={"image": SCENE}), 404)
@@ -117,7 +114,7 @@ async def test_faces_have_boxes_and_landmarks_as_fractions_and_vectors_of_length
     answer = json(await faces.post("/v1/faces/detect?confidence=0.5", files={"image": SCENE}))
     surer = json(await faces.post("/faces/detect?confidence=0.85", content=SCENE))
     described = json(await faces.post("/faces/recognize", content=SCENE))
-    nobody = json(await faces.post("/faces/recognize", content=NOBODY))
+    nobody = json(await faces.post("/faces/recognize", content=picture()))
 
     assert (answer["num_faces"], answer["image"]) == (2, {"width": 200, "height": 100})
     for face, score, corners in zip(answer["faces"], (0.9, 0.8), RECTANGLES.values(), strict=True):
@@ -153,9 +150,6 @@ async def test_largest_faces_of_two_images_are_compared(faces: httpx.AsyncClient
     assert (other["match"], other["threshold"]) == (True, 0.01)
 
 
-EMPTY = scene("PNG", shift=500)
-
-
 async def test_text_has_its_place_and_its_scores(client: httpx.AsyncClient) -> None:
     answer = json(await client.post("/v1/ocr/predict?min_rec_score=0.6&shared_client=true", files={"image": SCENE}))
 
@@ -173,7 +167,6 @@ async def test_text_has_its_place_and_its_scores(client: httpx.AsyncClient) -> N
         assert (around[2:] >= inner[2:] - 2).all()
 
 
-ALL = {"include_embedding": "true", "include_face_embeddings": "true"}
 STEPS = {"objects", "image", "object_embeddings", "faces", "descriptions", "lines", "direction", "text"}
 
 
@@ -182,7 +175,7 @@ def boxes_of(answer: dict[str, Any], part: str) -> Any:  # noqa: ANN401 - what p
 
 
 async def test_all_parts_come_from_one_image(faces: httpx.AsyncClient) -> None:
-    response = await faces.post("/v1/analyze", files={"image": SCENE}, params=ALL)
+    response = await faces.post("/v1/analyze?include_embedding=true&include_face_embeddings=true", files={"image": SCENE})
     answer = json(response)
 
     assert (answer["status"], answer["errors"], answer["truncated"]) == ("success", {}, False)
@@ -203,7 +196,7 @@ async def test_all_parts_come_from_one_image(faces: httpx.AsyncClient) -> None:
 
 
 async def test_results_of_a_batch_are_summaries(faces: httpx.AsyncClient) -> None:
-    files = [("images", (f"{index}.png", image)) for index, image in enumerate([SCENE, b"junk", EMPTY])]
+    files = [("images", (f"{index}.png", image)) for index, image in enumerate([SCENE, b"junk", scene("PNG", shift=500)])]
     answer = json(await faces.post("/v1/analyze/batch", files=files))
     full = json(await faces.post("/analyze/batch?enable_ocr=true&include_full_results=true&include_embedding=true", files=files))
 

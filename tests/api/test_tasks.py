@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from app.errors import GatewayFull
 from app.host import extras
-from app.main import create_app
 from app.resilience.fairness import Caller
 from app.resilience.memory import MemoryBudget, Reservation
 from app.settings.schema import DIALECTS
-from tests.api.conftest import settings_for
+from tests.api.conftest import client_for
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
-from tests.support import ROOT, SCENE, json, started
+from tests.support import ROOT, SCENE, json
 
 Outputs = dict[str, NDArray[Any]]
 
@@ -125,7 +124,7 @@ async def gateway(task: str, outputs: Outputs) -> AsyncIterator[tuple[FakeTriton
     """A Triton whose only model has these outputs, and a client of an application that uses it."""
     metadata = {"task": task, "kpt_shape": [2, 3], "names": {0: "cat"}}
     fake = triton_with(outputs, {"metadata": repr(metadata)}, dynamic={ROWS, ANCHORS, 8})
-    async with serving(fake), started(create_app(settings_for(fake.url))) as client:
+    async with client_for(fake) as client:
         yield fake, client
 
 
@@ -189,7 +188,6 @@ async def test_text_without_its_extra_is_not_offered(client: httpx.AsyncClient, 
 
 # Of each dialect: models get the image at half its size from row 8 on.
 TEXT = b64encode(IMAGE).decode()
-NAMES = ("cat", "dog")
 OUTPUTS: Outputs = {
     "num_dets": np.array([2], np.int32),
     "det_scores": np.array([0.9, 0.8, 0], np.float32),
@@ -225,36 +223,22 @@ NO_OBJECTS: dict[str, Outputs] = {
 
 def triton_for(task: str) -> FakeTriton:
     outputs = {"scores": np.array([0.2, 0.8], np.float32)} if task == "classify" else NO_OBJECTS.get(task, OUTPUTS)
-    parameters = {"labels": ",".join(NAMES), "keypoints": '["nose", "tail"]', **({"task": task} if task in NO_OBJECTS else {})}
+    parameters = {"labels": "cat,dog", "keypoints": '["nose", "tail"]', **({"task": task} if task in NO_OBJECTS else {})}
     fake = triton_with(outputs | TASKS.get(task, {}), parameters)
     fake.index = [("tiny", "1", "READY", "")]
     return fake
 
 
 @pytest.fixture
-def fake(request: pytest.FixtureRequest) -> FakeTriton:
-    """A Triton whose models all have the task of the test."""
-    return triton_for(request.param)
-
-
-@pytest.fixture
-async def caller(fake: FakeTriton) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an application whose default models are `tiny`, and `parts` and `people` for masks and keypoints."""
-    options = {"task_models": "segmentation=parts,pose=people", "dialects": ",".join(DIALECTS)}
-    async with serving(fake), started(create_app(settings_for(fake.url, **options))) as made:
+async def caller(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application whose models all have the task of the test; those for masks and keypoints have their own names."""
+    names = "segmentation=parts,pose=people"
+    async with client_for(triton_for(request.param), task_models=names, dialects=",".join(DIALECTS)) as made:
         yield made
 
 
 def models_of(*tasks: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("fake", tasks, indirect=True)
-
-
-async def parts_of_mask(caller: httpx.AsyncClient) -> list[list[list[float]]]:
-    """Return the polygons of the first object, flat, as the gateway itself answers."""
-    first, second = json(await caller.post("/segment?boxes=pixel&model=tiny", content=IMAGE))["detections"]
-    assert (len(first["mask"]), second["mask"]) == (2, [])
-    found: list[list[list[float]]] = first["mask"]
-    return found
+    return pytest.mark.parametrize("caller", tasks, indirect=True)
 
 
 async def by_roboflow(caller: httpx.AsyncClient, route: str, **parameters: Any) -> list[dict[str, Any]]:  # noqa: ANN401
@@ -281,7 +265,9 @@ async def by_ultralytics(caller: httpx.AsyncClient, **data: str) -> list[dict[st
 @models_of("segment")
 async def test_masks_are_the_largest_part_or_all_parts_joined(caller: httpx.AsyncClient) -> None:
     """An empty mask has no points; clients need the list."""
-    parts = await parts_of_mask(caller)
+    own, empty = json(await caller.post("/segment?boxes=pixel&model=tiny", content=IMAGE))["detections"]
+    parts: list[list[float]] = own["mask"]
+    assert (len(parts), empty["mask"]) == (2, [])
     largest = max(parts, key=len)
     points = [{"x": x, "y": y} for x, y in zip(largest[::2], largest[1::2], strict=True)]
     dog = {"x": 32, "y": 16, "width": 64, "height": 32, "confidence": 0.9, "class": "dog", "class_id": 1, "detection_id": 0}
@@ -340,7 +326,7 @@ async def test_model_that_finds_no_objects_is_an_error_that_names_its_route(
     caller: httpx.AsyncClient, request: pytest.FixtureRequest
 ) -> None:
     """Only KServe's clients and `/predict` can ask for a vector."""
-    task = request.node.callspec.params["fake"]
+    task = request.node.callspec.params["caller"]
     image, tensor = {"type": "base64", "value": TEXT}, {"name": "x", "shape": [1], "datatype": "BYTES", "data": [TEXT]}
     answers = {
         "roboflow": await caller.post("/infer/object_detection", json={"image": image, "model_id": "tiny"}),

@@ -18,7 +18,6 @@ from app.cache.flight import Flights
 from app.detection.nms import Candidates
 from app.errors import DeadlinePassed, GatewayFull, InferenceFailed, InvalidParameter
 from app.imaging.transform import Crop, ImageTransform
-from app.main import create_app
 from app.model.heads import ClassificationHead, DetectionHead, Head, OutputFormat, PoseHead
 from app.model.spec import ModelSpec
 from app.pipeline.call import Decoded, DetectOptions, Question, TaskOptions
@@ -26,23 +25,22 @@ from app.resilience.deadline import Deadline
 from app.triton import loading
 from app.triton.repository import CLEARED, DESCRIPTION, LOCK
 from app.zoo import description
-from tests.api.conftest import settings_for, write_keys
+from tests.api.conftest import client_for, write_keys
 from tests.cache.conftest import OBJECTS, SECRET, Caching
 from tests.fakes import models
-from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving
+from tests.fakes.triton import SPEC, FakeTriton, infer_response
 from tests.imaging.samples import encode
-from tests.support import SCENE, eventually, started, until
+from tests.support import SCENE, eventually, until
 from tests.world import time_of_app
 from tests.zoo.test_build import DOORS
 
 OTHER = models.scene("BMP", "gray")
-LARGE = encode(Image.new("RGB", (800, 600)), "BMP")
-"""An image whose file is hashed in a thread."""
 
 
 async def test_images_are_told_apart(caching: Caching) -> None:
     """Also those that differ by zeros at their end, with which a hash may fill its last block."""
-    images = [SCENE, SCENE + b"\0", SCENE + b"\0\0", OTHER, LARGE]
+    large = encode(Image.new("RGB", (800, 600)), "BMP")  # whose file is hashed in a thread
+    images = [SCENE, SCENE + b"\0", SCENE + b"\0\0", OTHER, large]
 
     assert [await caching.result(data) for data in images * 2] == ["miss"] * 5 + ["hit"] * 5
 
@@ -156,9 +154,8 @@ async def test_changes_are_cached_once_they_are_loaded(tmp_path: Path, monkeypat
     network.parent.mkdir(parents=True)
     network.write_bytes(b"one")
     (tmp_path / "tiny" / DESCRIPTION).write_text(description.dump(DOORS), encoding="utf-8")
-    fake = FakeTriton().find_nothing()
     given = {"cache": "memory", "triton_loads_models": True, "model_repository": str(tmp_path)}
-    async with serving(fake), started(create_app(settings_for(fake.url, **given))) as client:
+    async with client_for(FakeTriton().find_nothing(), **given) as client:
         await until_cache(client, None)
         (tmp_path / LOCK).touch()
         await until_cache(client, "hit")
@@ -318,7 +315,7 @@ async def open_gateway(**settings: object) -> AsyncIterator[tuple[FakeTriton, ht
     fake.answer = infer_response(output0=OBJECTS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.zoo.fingerprint.read", lambda *_: b"network")
-        async with serving(fake), started(create_app(settings_for(fake.url, cache="memory", **settings))) as client:
+        async with client_for(fake, cache="memory", **settings) as client:
             yield fake, client
 
 

@@ -97,8 +97,7 @@ def test_workers_find_what_others_have_put(open_store: OpenStore) -> None:
 
 def test_the_oldest_values_leave(open_store: OpenStore, open_table: OpenTable) -> None:
     metrics = Metrics(open_table(), "0")
-    store = open_store(metrics=metrics)
-    found = run(store, *range(500))
+    found = run(open_store(metrics=metrics), *range(500))
     evictions = next(sample.value for sample in metrics.cache_evictions.collect({"api_cache_evictions": [()]}).samples)
 
     assert 0 < found.count(True) < 200

@@ -93,18 +93,6 @@ def quarters(result: Any) -> Any:  # noqa: ANN401
     return (result.vector * result.norm).reshape(3, 2, 2)
 
 
-async def test_later_step_is_about_the_objects_of_an_earlier_one(worker: Runner) -> None:
-    found = await worker.run({"things": THINGS, "colours": COLOURS, "whole": {"model": "embedding"}})
-    things, colours, whole = found.steps.values()
-    (boxes,) = things.results
-    assert isinstance(boxes, Detections)
-    assert_allclose(boxes.boxes, [RED, BLUE], atol=1.6)
-    assert (names(colours.results), colours.objects) == (["red", "blue"], [0, 1])
-    assert (len(whole.results), whole.objects) == (1, ())
-    assert (found.width, found.height, found.truncated) == (*models.SIZE, False)
-    assert found.require("colours") is colours
-
-
 async def test_best_objects_of_some_classes_are_cropped(worker: Runner) -> None:
     one, blue = {"max_crops": 1}, {"classes": ["blue"]}
     for limits, objects, truncated in ((one, [0], True), (blue | one, [1], False), ({"classes": ["blue", "0"]}, [0, 1], False)):
@@ -254,8 +242,7 @@ def test_text_in_an_oriented_box_is_upright(degrees: int, *, is_high: bool) -> N
     corners = to_corners(Candidates(box[None], score, class_id, np.array([[angle]], np.float32)))
     found = Detections(enclose(corners), score, class_id, SIDE, SIDE, SPEC, "1", corners=corners)
 
-    step = Step(model="reads", of="plates", crop="corners")
-    [(_, part)] = find_parts(Patch(image), [found], step, SPEC)
+    [(_, part)] = find_parts(Patch(image), [found], Step(model="reads", of="plates", crop="corners"), SPEC)
 
     assert part is not None
     pixels = part.cut(SPEC)
@@ -266,7 +253,6 @@ def test_text_in_an_oriented_box_is_upright(degrees: int, *, is_high: bool) -> N
 
 OBJECTS = 300
 SECONDS = 20.0
-IMAGE_BYTES = models.SIZE[0] * models.SIZE[1] * 3
 INNER = {"model": "second", "of": "things"}
 STEPS = {"things": {"model": "tiny"}, "other": {"model": "third"}, "inner": INNER}
 
@@ -277,8 +263,7 @@ class Finding(FakeTriton):
     def __init__(self) -> None:
         super().__init__()
         self.config = CONFIG | {"output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [OBJECTS, 6]}]}
-        found = np.tile(np.array([4, 9, 28, 22, 0.9, 0], np.float32), (OBJECTS, 1))
-        self.answer = infer_response(output0=found)
+        self.answer = infer_response(output0=np.tile(np.array([4, 9, 28, 22, 0.9, 0], np.float32), (OBJECTS, 1)))
         self.held = {"abc-inner"}
 
     @property
@@ -345,7 +330,7 @@ async def test_memory_of_the_image_is_held_while_a_thread_reads_it(monkeypatch: 
         await world.time.skip(SECONDS)
     with pytest.raises(asyncio.CancelledError if how == "cancelled" else DeadlinePassed):
         await running
-    assert world.used_bytes >= IMAGE_BYTES
+    assert world.used_bytes >= models.SIZE[0] * models.SIZE[1] * 3
     gate.opened.set()
     await eventually(lambda: not world.used_bytes)
 

@@ -210,8 +210,7 @@ def test_scores_at_the_floor_are_dropped() -> None:
 def test_best_boxes_are_kept_if_there_are_too_many() -> None:
     """Candidates are limited before suppression, so that one behind a crowd is not seen."""
     scores = np.random.default_rng(0).permutation(np.linspace(0.1, 0.9, MAX_CANDIDATES + 200, dtype=np.float32))
-    boxes = [[20 * i, 50, 10, 10] for i in range(len(scores))]
-    row = np.column_stack([boxes, scores]).astype(np.float32)
+    row = np.column_stack([[[20 * i, 50, 10, 10] for i in range(len(scores))], scores]).astype(np.float32)
     np.testing.assert_array_equal(kept_scores(row.T), np.sort(scores)[::-1][:MAX_DETECTIONS])
 
     crowd = np.array([[50, 50, 10, 10, 0.9]] * MAX_CANDIDATES + [[500, 500, 10, 10, 0.8]], np.float32)

@@ -16,7 +16,6 @@ from app.text.regions import find_regions
 SIZE = 256, 192
 IMAGE = 180, 150
 """Width and height of the map, and of the image."""
-TRANSFORM = ImageTransform(0, 0, *SIZE, *IMAGE)
 RECTANGLES = st.tuples(
     st.tuples(st.integers(-20, 280), st.integers(-20, 220)),
     st.tuples(st.integers(1, 300), st.integers(1, 80)),
@@ -34,7 +33,7 @@ def draw_map(*lines: tuple[tuple[int, int], tuple[int, int], float, int]) -> NDA
 
 
 def find(found: NDArray[np.uint8], confidence: float = 0.5) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    return find_regions(found, TRANSFORM, confidence, Deadline.after(60))
+    return find_regions(found, ImageTransform(0, 0, *SIZE, *IMAGE), confidence, Deadline.after(60))
 
 
 @pytest.mark.parametrize(
@@ -96,9 +95,6 @@ def test_map_of_nonsense_gives_a_bounded_number_of_lines_or_is_late(hostile: NDA
         find_regions(hostile, transform, 0, Deadline.after(-1))
 
 
-LABELS = ("", "a", "b", "c", " ")
-
-
 @pytest.mark.parametrize(
     ("classes", "scores", "text", "score"),
     [
@@ -110,7 +106,8 @@ LABELS = ("", "a", "b", "c", " ")
 )
 def test_text_and_score_are_those_of_rapidocr(classes: list[int], scores: list[float], text: str, score: float) -> None:
     """Recorded from CTCLabelDecode of its release 3.10.0, which cannot decode a line without steps."""
-    found, confidence = read_text(TextSteps(np.array(classes, np.int32), np.array(scores, np.float32)), LABELS)
+    steps = TextSteps(np.array(classes, np.int32), np.array(scores, np.float32))
+    found, confidence = read_text(steps, ("", "a", "b", "c", " "))
 
     assert found == text
     assert confidence == pytest.approx(score, abs=1e-5)

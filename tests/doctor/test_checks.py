@@ -34,7 +34,6 @@ from tests.support import IMAGES, free_port
 EVERYWHERE: dict[str, Any] = {"host": "0.0.0.0"}  # noqa: S104 - nobody listens
 ELSEWHERE = {"triton_endpoints": "127.0.0.1:8001"}
 MIB = 2**20
-UINT8_640 = 640 * 640 * 3
 FILE = "models/m/config.pbtxt"
 POLICY = {"default_timeout_microseconds": "600000000", "allow_timeout_override": True, "max_queue_size": 64}
 
@@ -125,7 +124,7 @@ def test_limits_of_the_machine(  # noqa: PLR0913, PLR0917 - a table
     severity: Severity,
     says: list[str],
 ) -> None:
-    has = {"cores": 4.0, "room": 2**30, "memory": 2**33, "files": 10**6, "slot": UINT8_640, **machine}
+    has = {"cores": 4.0, "room": 2**30, "memory": 2**33, "files": 10**6, "slot": 640 * 640 * 3, **machine}
     monkeypatch.setattr(cores, "available", lambda: has["cores"])
     monkeypatch.setattr(shared_memory, "room", lambda: has["room"])
     monkeypatch.setattr(memory, "available_bytes", lambda: has["memory"])

@@ -292,9 +292,7 @@ async def test_inferences(  # noqa: PLR0913, PLR0917 - a table
     fake_triton[0].answer = infer_response(output0=np.zeros((2, columns), np.float32))
     if message:
         fake_triton[0].refusal = grpc.StatusCode.INTERNAL, message
-    found = await measure(fake_triton, seconds)
-
-    assert_finding(found[code], severity, *says)
+    assert_finding((await measure(fake_triton, seconds))[code], severity, *says)
     assert len(fake_triton[0].requests) == (4 if columns == 6 and not message else 1)
 
 
@@ -303,9 +301,7 @@ async def test_triton_that_hangs_is_left_alone(fake_triton: Fake, monkeypatch: p
     hanging, _ = fake_triton
     hanging.may_answer.clear()
     monkeypatch.setattr(inference, "_PATIENCE_SECONDS", 0.1)
-    found = await measure(fake_triton)
-
-    assert_finding(found["inference"], FAILURE, "no answer for 0.1 s", "log")
+    assert_finding((await measure(fake_triton))["inference"], FAILURE, "no answer for 0.1 s", "log")
     assert (hanging.running, hanging.cancelled) == (1, 0)
     hanging.may_answer.set()
     await eventually(lambda: hanging.running == 0)

@@ -14,7 +14,6 @@ from app.imaging.header import MAX_SIDE, PixelLimits, count_pixels, identify, re
 from tests.imaging.samples import FORMATS, GREY, HEIC, MEGA, NOISE, PIXELS, encode, exif_of, hostile_tags, pixels_of, png, png_chunk
 from tests.support import peak_below
 
-RED = Image.new("RGB", (64, 64), "red")
 LIMITS = PixelLimits(jpeg=2_000_000, non_jpeg=1_000_000)
 FILL = bytes(1 << 14)
 """Appended to a JPEG, so that `count_pixels` does not ignore it as a small one."""
@@ -54,7 +53,7 @@ def inserted(plain: bytes, at: int, part: bytes, count: int) -> bytes:
     return plain[:at] + part * count + plain[at:]
 
 
-GIF, PNG, WEBP = (encode(RED, name) for name in ("GIF", "PNG", "WEBP"))
+GIF, PNG, WEBP = (encode(Image.new("RGB", (64, 64), "red"), name) for name in ("GIF", "PNG", "WEBP"))
 FRAME, IDAT, IEND = GIF.index(b",\0\0\0\0"), PNG.index(b"IDAT") - 4, PNG.index(b"IEND") - 4
 TEXT, FRAME_DATA = png_chunk(b"tEXt", b"a\0b"), png_chunk(b"fdAT", bytes(8))
 COMMENT = b"\xff" + b"x" * 255

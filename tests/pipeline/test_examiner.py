@@ -35,8 +35,7 @@ class OneModel(FakeTriton):
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         if request.model_name == "hanging":
             await asyncio.Event().wait()
-        rows = self.rows[len(self.requests) % len(self.rows)]
-        self.answer = infer_response(output0=np.asarray(rows, np.float32))
+        self.answer = infer_response(output0=np.asarray(self.rows[len(self.requests) % len(self.rows)], np.float32))
         return await super().ModelInfer(request, context)
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802

@@ -198,16 +198,13 @@ def start(pool: DecodeThreads, work: Callable[[], Any], turn: Turn = Turn(A)) ->
     return asyncio.ensure_future(pool.run(work, Deadline.after(30), turn=turn))
 
 
-class Image: ...
-
-
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeThreads, gate: Gate, *, is_late: bool) -> None:
     """The image of a request that has left or missed its deadline does not stay in memory until a thread is free."""
     deadline: Any = SimpleNamespace(remaining=0.001 if is_late else 30)
     blocking = start(pool, gate.wait)
     await eventually(gate.reached.is_set)
-    image = Image()
+    image = np.zeros(1)
     left = weakref.ref(image)
     asking = asyncio.ensure_future(pool.run(partial(id, image), deadline, Lease(), turn=Turn(A)))
     await asyncio.sleep(0)

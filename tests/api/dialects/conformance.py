@@ -5,7 +5,6 @@ The test file of a dialect has a subclass of `Conformance`, which says how its r
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
@@ -21,12 +20,12 @@ from app.main import create_app
 from app.settings.schema import Settings
 from tests.api.conftest import write_keys
 from tests.faults.corpus import bombs, damage
+from tests.imaging.samples import encode, exif_of
 from tests.support import SCENE, captured_log, json, sample_image, started
 
 SECRET = "not-a-secret"  # noqa: S105 - it protects nothing
 KEY = f"camera.{SECRET}"
 URLENCODED = "application/x-www-form-urlencoded"
-_ORIENTATION = 0x0112
 _MEANT = {502, 503, 504}
 """Of statuses above 499: Triton has failed."""
 _DOCUMENTS = [
@@ -166,9 +165,6 @@ def random_scene(random: Random) -> tuple[bytes, int, int]:
         draw.rectangle((x, y, x + random.randrange(4, 4 + width // 2), y + random.randrange(4, 4 + height // 2)), fill=colour)
     if random.random() < 0.1:
         image = image.convert("L")
-    exif = Image.Exif()
-    exif[_ORIENTATION] = orientation = random.randint(1, 8)
-    file = BytesIO()
-    image.save(file, random.choice(["JPEG", "PNG", "WEBP"]), exif=exif)
+    orientation = random.randint(1, 8)
     upright = (height, width) if orientation > 4 else (width, height)  # these turn by a quarter
-    return file.getvalue(), *upright
+    return encode(image, random.choice(["JPEG", "PNG", "WEBP"]), exif=exif_of(orientation)), *upright

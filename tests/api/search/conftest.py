@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from io import BytesIO
 from pathlib import Path
 
 import httpx
@@ -15,6 +14,7 @@ from app.search.engine import TextPart
 from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
 from tests.api.conftest import write_keys
+from tests.imaging.samples import encode
 from tests.postgres import Server
 from tests.search.made import gateway_of
 from tests.support import json
@@ -79,8 +79,7 @@ def picture(red: Sequence[int] = (), blue: Sequence[int] = ()) -> bytes:
     for colour, box in (("red", red), ("blue", blue)):
         if box:
             ImageDraw.Draw(image).rectangle(tuple(box), colour)
-    image.save(file := BytesIO(), "PNG")
-    return file.getvalue()
+    return encode(image, "PNG")
 
 
 async def index(client: httpx.AsyncClient, image_id: str, image: bytes, lines: Sequence[str] = (), **metadata: object) -> None:
