@@ -21,7 +21,7 @@ BATCH = {"status", "total", "processed", "duplicates", "errors_count", "indexed"
 }
 
 
-async def ingest(client: httpx.AsyncClient, image: bytes = SCENE, status: int = 201, **form: Any) -> Any:  # noqa: ANN401 - fields, and JSON
+async def ingest(client: httpx.AsyncClient, image: bytes = SCENE, status: int = 201, **form: Any) -> Any:  # noqa: ANN401
     return json(await client.post("/v1/ingest", files={"image": image}, data=form), status)
 
 
