@@ -8,6 +8,7 @@ import ctypes.util
 import hashlib
 import shutil
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 from app.embedded.building import building, is_complete, lock
@@ -58,8 +59,10 @@ def install(home: Path, *, for_gpu: bool = False) -> None:
 
 
 def has_gpu_environment(home: Path) -> bool:
-    """Return whether the environment for a GPU is installed in `home`."""
-    return is_complete(home / GPU_FOLDER, tag_of(home / GPU_FOLDER))
+    """Return whether the environment for a GPU is installed in `home`; the one-file program may be without a Python for it."""
+    with suppress(CommandError):
+        return is_complete(home / GPU_FOLDER, tag_of(home / GPU_FOLDER))
+    return False
 
 
 def tag_of(environment: Path) -> str:
