@@ -8,7 +8,6 @@ if __name__ == "__main__":  # no traceback after Ctrl-C during the imports
 import argparse
 import asyncio
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from app.cache import memory as cache_memory
 from app.embedded import detect, gpu
 from app.embedded.defaults import require_not_default
 from app.embedded.folder import TritonFolder, has_gpu, runs_elsewhere
-from app.embedded.install import has_gpu_environment, install
+from app.embedded.install import has_gpu_environment
 from app.embedded.postgres.backup import backup, restore
 from app.embedded.postgres.server import embedded_database
 from app.embedded.supervisor import ignore_signals, supervise
@@ -35,6 +34,7 @@ from app.host import allocator, extras, ports, program
 from app.host.processes import SUPERVISED, become_worker, die_with_parent
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
+from app.preparation import prepare
 from app.resilience import last_valid, worker_table
 from app.routing import routes
 from app.routing.report import report
@@ -43,9 +43,8 @@ from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
-from app.triton.repository import CLEARED, loadable_models
+from app.triton.repository import CLEARED
 from app.zoo import registry
-from app.zoo.configs import runs_half
 from app.zoo.listing import describe_models, name_user
 from app.zoo.recognize import Evaluation
 from app.zoo.repository import Repository, require_name
@@ -187,14 +186,14 @@ def _embedded_triton(settings: Settings) -> Iterator["EmbeddedTriton"]:
         triton.claim()  # before the installation, which takes minutes
         triton.device = gpu.choose(settings)
         try:
-            _prepare(settings, for_gpu=bool(triton.device.gpu))
+            prepare(settings, for_gpu=bool(triton.device.gpu))
             triton.start()
         except CommandError as error:
             if not triton.device.gpu:
                 raise
             triton.leave_gpu(str(error))
             triton.claim()  # which a failed start has given up
-            _prepare(settings, for_gpu=False)
+            prepare(settings, for_gpu=False)
             triton.start()
         yield triton
     finally:
@@ -368,47 +367,6 @@ def _healthcheck(settings: Settings, _: argparse.Namespace) -> None:
 
 def _settings(_: Settings, __: argparse.Namespace) -> None:
     print(table.render())
-
-
-def _prepare(settings: Settings, *, for_gpu: bool) -> None:
-    repository = Path(settings.model_repository)
-    try:
-        is_pulled = settings.model in loadable_models(repository)
-    except OSError as error:
-        raise SettingsError(f"{PREFIX}MODEL_REPOSITORY: {error.filename or repository}: {error.strerror}") from error
-    if not is_pulled:
-        registry.select(registry.load(), settings.model)  # says what is wrong before the installation
-    try:
-        Repository(repository).write_configs()
-    except CommandError as error:
-        say(f"warning: {error}")
-    install(Path(settings.triton_home), for_gpu=for_gpu)
-    if not is_pulled:
-        _pull_apart(settings, *(["--production"] if for_gpu else []))
-    elif for_gpu:
-        _make_half(settings)
-
-
-def _make_half(settings: Settings) -> None:
-    """Pull the default model again if it was pulled before there was a GPU, and say which models have no graph in FP16."""
-    repository, published = Repository(Path(settings.model_repository)), registry.load()
-    models = {name: model for name, model in repository.models().items() if not runs_half(repository.path / name, model)}
-    default = models.get(settings.model)
-    # A network of the user that has the name of a published model stays the default version.
-    entry = published.get(settings.model)
-    if default is not None and entry is not None and len(default.versions) == 1 and default.source == entry.source:
-        with suppress(CommandError):  # whose reason is printed
-            _pull_apart(settings, "--production")
-    slow = [name for name, model in models.items() if not model.pixel_model and not runs_half(repository.path / name, model)]
-    if slow:
-        say(f"in FP32, which takes twice the time of FP16, run {', '.join(slow)}; add or pull them again with --production")
-
-
-def _pull_apart(settings: Settings, *options: str) -> None:
-    """Pull the default model in a process of its own, so that this one does not keep the memory of the libraries."""
-    command = program.command("app", "pull", *options, "--", settings.model)
-    if subprocess.run(command, env=program.environment(), check=False).returncode:  # noqa: S603
-        raise CommandError(f"{settings.model} was not pulled")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     (here / "file").touch()
     monkeypatch.chdir(here)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
-    for name in ("__main__.install", "__main__._pull_apart", "zoo.pull.pull", "embedded.server.EmbeddedTriton.start"):
+    for name in ("preparation.install", "preparation._pull_apart", "zoo.pull.pull", "embedded.server.EmbeddedTriton.start"):
         monkeypatch.setattr(f"app.{name}", lambda *_, **__: pytest.fail("the embedded Triton was touched"))
     free = {"PORT": free_port()}
     with socket.create_server(("127.0.0.1", 0)) as server, http.listening_on(Path("used.sock")):
@@ -91,7 +91,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("api", {"SOCKET": "used.sock"}, "socket HERE/used.sock is in use..."),
         ("serve --instances 2", {"SOCKET": "file/run"}, "cannot create file/run for the instances' sockets: ..."),
         ("serve | triton", {"TRITON_PORTS": "USED"}, "Triton cannot listen on port USED: it is in use; choose others with ..."),
-        ("serve | triton", {"app.__main__.loadable_models": UNREADABLE}, "NEREID_MODEL_REPOSITORY: models: Permission denied"),
+        ("serve | triton", {"app.preparation.loadable_models": UNREADABLE}, "NEREID_MODEL_REPOSITORY: models: Permission denied"),
         ("serve | api", {"API_KEYS_FILE": "keys.toml"}, "NEREID_API_KEYS_FILE: keys.toml: [camera-1]: expected sha256 (..."),
         ("serve --triton a:1 | api", {"TRITON_TLS_FOLDER": "tls"}, "NEREID_TRITON_TLS_FOLDER: tls/ca.crt is not a certificate ..."),
         (
@@ -206,8 +206,12 @@ def triton(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
     assert repository.is_dir()
     triton = Mock(log=Path("triton.log"), **{"poll.return_value": -11})
     monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: triton)
-    for name, method in (("install", "install"), ("_pull_apart", "pull"), ("supervise", "supervise")):
-        monkeypatch.setattr(f"app.__main__.{name}", getattr(triton, method))
+    for name, method in (
+        ("preparation.install", "install"),
+        ("preparation._pull_apart", "pull"),
+        ("__main__.supervise", "supervise"),
+    ):
+        monkeypatch.setattr(f"app.{name}", getattr(triton, method))
     monkeypatch.setenv("NEREID_TRITON_HOME", "/h")
     return triton
 

@@ -1,7 +1,7 @@
 """Whether the tests notice small wrong changes of the code: the mutants of `mutants.toml`, which were drawn once from all packages.
 
 `just mutants` measures which tests execute which line, and then tries the mutants: it changes a copy of the project, one mutant at
-a time, and runs the tests that execute the changed lines until one fails, for half a minute at most. Which tests those are,
+a time, and runs the tests that execute the changed lines until one fails, for 100 seconds at most. Which tests those are,
 `.coverage` says. Lines that move to another file move in `mutants.toml`, too.
 """
 
@@ -52,7 +52,7 @@ def place(mutant: Mutant, text: str) -> int | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Change the code in small wrong ways, and see which the tests notice.")
     parser.add_argument("--kept", type=Path, default=Path(__file__).with_name("mutants.toml"), help="the file with the mutants")
-    parser.add_argument("--seconds", type=float, default=30, help="time for each mutant")
+    parser.add_argument("--seconds", type=float, default=100, help="time for each mutant")
     parser.add_argument("parts", nargs="*", default=["app/"], metavar="PART", help="the first letters of files, such as app/search")
     options = parser.parse_args()
     kept = tomllib.loads(options.kept.read_text(encoding="utf-8"))["mutant"]
