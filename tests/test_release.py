@@ -23,7 +23,7 @@ class Clone:
         shutil.copytree(ROOT / "deploy" / "release", folder / "deploy" / "release", ignore=shutil.ignore_patterns("__pycache__"))
         for name, text in {
             ".gitignore": "__pycache__\n/dist/\n",
-            "CHANGELOG.md": "# Changes\n\n## 1.2.3, 2026-11-30\n\nSee [me](docs/me.md).\n\n### Here\n\n## 1.2.2, 2026-11-29\n\nOld.\n",
+            "CHANGELOG.md": "## 1.2.3, 2026-11-30\n\nSee [me](docs/me.md).\n\n### Here\n\n## 1.2.2, 2026-11-29\n\nOld.\n",
             "pyproject.toml": '[project]\nversion = "1.2.3"\n',
         }.items():
             (folder / name).write_text(text, encoding="utf-8")
