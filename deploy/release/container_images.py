@@ -54,5 +54,5 @@ def _sbom(archive: Path) -> bytes:
 def _file(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     file = archive.extractfile(name)
     if file is None:
-        raise FileNotFoundError(f"{name} is no file in {archive.name}")
+        raise FileNotFoundError(name)
     return file

@@ -64,7 +64,7 @@ def make(suite: str, cache: Path, folder: Path) -> DebianRoot:
         cache.mkdir(parents=True, exist_ok=True)
         log = cache / f"{suite}.log"
         with log.open("wb") as output:
-            command = ["debootstrap", "--variant=minbase", suite, unfinished]
+            command = ["debootstrap", "--variant=minbase", suite, str(unfinished)]
             if subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode:
                 sys.exit(f"debootstrap failed; its output is in {log}")
         unfinished.rename(original)
