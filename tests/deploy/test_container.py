@@ -74,15 +74,6 @@ def test_api_answers_as_outside_and_stops_in_order(
 
 
 @packages
-def test_health_check_says_that_nothing_answers(docker: Docker, images: dict[str, str]) -> None:
-    command = docker.inspect(images["api"])["Config"]["Healthcheck"]["Test"]
-    with idle(docker, images["api"]) as container:
-        done = docker.run("docker", "exec", container, *command[1:])
-
-    assert (done.returncode, done.stderr) == (1, "http://127.0.0.1:4603 does not answer\n")
-
-
-@packages
 def test_stop_during_the_start_is_not_lost(docker: Docker, images: dict[str, str]) -> None:
     """The kernel ignores a signal to process 1 as long as that does not handle it; the init does so at once."""
     with docker.running("--read-only", "--tmpfs=/tmp", images["api"]) as container:
