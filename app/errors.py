@@ -149,6 +149,10 @@ class UnsupportedModel(GatewayError):
     status, code, title = 502, "unsupported_model", "The model's inputs or outputs are not supported"
 
 
+class UnusableModel(UnsupportedModel):
+    """The config says that Triton answers no call with single images."""
+
+
 class TritonUnavailable(GatewayError):
     status, code, title = 503, "triton_unavailable", "The inference server is not available"
     retry_after_seconds = 1

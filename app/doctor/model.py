@@ -43,7 +43,12 @@ async def examine(
         fix = "`nereid pull` and `nereid add` compose a model with supported tensors from a network"
         return [failure("model", error.detail, fix), *findings], None
     formats = f"takes {spec.input_format.value} as {spec.datatype}, and returns {spec.head.description}"
-    checks = (*_check_labels(spec, file), *_check_input(spec, file), *_check_precision(spec, config, settings))
+    checks = (
+        *_check_labels(spec, file),
+        *_check_checked(spec),
+        *_check_input(spec, file),
+        *_check_precision(spec, config, settings),
+    )
     findings = [ok("model", f"{spec.name} is ready, {formats}"), *checks, *findings]
     is_own = not settings.triton_endpoints and config.get("backend") == "python"
     if spec.dtype is None and is_own and sys.version_info >= _FIRST_PYTHON_WITHOUT_BYTES:
@@ -90,6 +95,12 @@ def _check_labels(spec: ModelSpec, file: str) -> Iterator[Finding]:
     elif not isinstance(spec.head, TextDetectionHead | EmbeddingHead):
         text = f"{spec.name} has no class names: classes are named by their ids"
         yield warning("labels", text, f'add to {file}:\nparameters {{ key: "labels" value {{ string_value: "person,bicycle" }} }}')
+
+
+def _check_checked(spec: ModelSpec) -> Iterator[Finding]:
+    if spec.is_checked is False:
+        text = f"{spec.reference} found nothing when it was added, so that nobody knows whether its boxes are right"
+        yield warning("checked", text, "add it again with --samples FOLDER of pictures with its objects")
 
 
 def _check_input(spec: ModelSpec, file: str) -> Iterator[Finding]:

@@ -1,5 +1,6 @@
 """Add a network to the model repository: recognise it, compose its model, check it, and make it the default version."""
 
+import os
 import re
 import shutil
 import sys
@@ -15,8 +16,9 @@ import numpy as np
 
 from app.cascade import catalog
 from app.host.packages import verify_sha256
-from app.host.program import CommandError, NotPossible, first_line
+from app.host.program import CommandError, NotChecked, NotPossible, first_line
 from app.model.golden import Golden
+from app.model.names import parse_names
 from app.model.reference import refer_to, split_reference
 from app.model.spec import ModelSpec, from_triton_config
 from app.telemetry.logging import say
@@ -28,7 +30,7 @@ from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import download, fetch_url
 from app.zoo.inference import interruptible, open_session, run
 from app.zoo.recipe import PIXELS, DetectionRecipe, ObbRecipe, SegmentationRecipe, TextRecognitionRecipe
-from app.zoo.recognize import Options, Recognized, read_hints, recognize
+from app.zoo.recognize import IMAGENET, Options, Recognized, read_hints, recognize
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import NETWORK, PREVIOUS, Repository
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     import onnx
     from onnxruntime import InferenceSession
 
+_LISTS = (".txt", ".yaml", ".yml", ".json", ".names")
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
 # Production's largest batch of masks and oriented boxes: the gateway's event loop copies the prototypes of all images at once, and
@@ -48,6 +51,7 @@ _SHARED = (
     *("task", "size", "resize", "placement", "crop", "interpolation", "pad", "widths"),
     *("iou", "prototypes", "keypoints", "keypoint_names", "dimensions", "landmarks", "match_distance"),
 )
+_IMAGENET_MEAN, _IMAGENET_STD = (",".join(map(str, IMAGENET[name])) for name in ("mean", "std"))
 _SHOWN_LABELS = 8
 _MAX_LABELS, _MAX_TEXT = 20_000, 256
 
@@ -68,6 +72,8 @@ class Request(NamedTuple):
     """Entry of the registry, which says what the others leave out; without a source, it is downloaded."""
     sha256: str | None = None
     """SHA-256 that the file must have; if None, that of `published`, or any."""
+    is_accepted: bool = False
+    """Whether to add a detector that finds nothing in `samples`."""
     is_production: bool = False
     """Whether to make the model in FP16 as well, which is made in any case if the versions so far have it."""
 
@@ -81,12 +87,12 @@ def read_options(given: Mapping[str, Any], *, may_read_files: bool = True) -> Op
     """Read the options of the command line, of which `labels` may name a file; raise CommandError if one is not valid."""
     texts = {name: given[name] for name in Options.__struct_fields__ if given.get(name) is not None}
     if "labels" in texts:
-        path = Path(texts["labels"])
-        texts["labels"] = (
-            read_labels(path)
-            if may_read_files and (path.suffix == ".txt" or path.is_file())
-            else [label.strip() for label in texts["labels"].split(",")]
-        )
+        text: str = texts["labels"]
+        if may_read_files and (text.endswith(_LISTS) or os.path.isfile(text)):  # noqa: PTH113 - Path's raises if it is too long
+            texts["labels"] = read_labels(Path(text))
+        else:
+            is_list = "," in text and not text.lstrip().startswith(("[", "{"))
+            texts["labels"] = [label.strip() for label in text.split(",")] if is_list else parse_names(text)
     if "size" in texts:
         sides = texts["size"].split("x")
         texts["size"] = sides if len(sides) > 1 else sides * 2
@@ -142,14 +148,15 @@ def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: D
     (scratch / NETWORK).write_bytes(build(content, recognized, batch=batch).SerializeToString())
     spec = spec_of(name, new, scratch)
     canvases = check.draw_samples(request.samples or check.SAMPLES, spec)
-    report = _check(open_session(content), without_floor, recognized, canvases)
+    report = _check(open_session(content), without_floor, recognized, canvases, request)
     golden = _run(scratch / NETWORK, new, spec, request.title)
     new = msgspec.structs.replace(new, golden={**new.golden, str(new.default_version): golden})
     reference = refer_to(name, new.default_version)
-    if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe) and not request.published:
-        say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
-    if report.has_fractions and new.recipe.head in PIXELS:
-        say("warning: boxes look like fractions of the input; if so: nereid add ... --box-units normalized")
+    if isinstance(new.recipe, DetectionRecipe) and not request.published:
+        _say_what_was_checked(reference, request, report, new.recipe)
+        version = str(new.default_version)
+        others = {number for number in new.unchecked if number != version}
+        new = msgspec.structs.replace(new, unchecked=(*sorted(others, key=int), *([] if report.boxes else [version])))
     if old is not None and isinstance(new.recipe, DetectionRecipe):
         previous = scratch.parent / name / str(old.default_version) / NETWORK
         _compare(refer_to(name, old.default_version), previous, reference, scratch / NETWORK, canvases)
@@ -304,7 +311,7 @@ def _describe(  # noqa: PLR0913, PLR0917 - what is known of the network, and of 
     for version, known in reversed(old.versions.items()):
         if known == digest and old.recipe == recognized.recipe:
             lacks_half = request.is_production and old.labels == labels and not (folder / version / configs.HALF).is_file()
-            if entry or lacks_half:
+            if entry or lacks_half or version in old.unchecked:
                 return msgspec.structs.replace(old, default_version=int(version))
             reference = refer_to(name, version)
             raise CommandError(f"{reference} is this very file; to make it the default version: nereid use {reference}")
@@ -346,7 +353,11 @@ def _run(model: Path, new: Description, spec: ModelSpec, title: str) -> Golden:
 
 
 def _check(
-    network: "InferenceSession", model: "InferenceSession", recognized: Recognized, canvases: Sequence[check.Canvas]
+    network: "InferenceSession",
+    model: "InferenceSession",
+    recognized: Recognized,
+    canvases: Sequence[check.Canvas],
+    request: Request,
 ) -> check.Report:
     recipe, labels = recognized.recipe, len(recognized.labels)
     report = check.check(network, model, recipe, labels, canvases)
@@ -357,9 +368,35 @@ def _check(
         raise CommandError(
             f"the composed model and the network agree only in {report.f1:.1%} of a sample's results; is its head {recipe.head}?"
         )
+    if report.has_shares and not (request.options.head or request.published):
+        raise CommandError(
+            f"{request.title} gives numbers from 0 to 1: say --head probabilities, or --head logits if softmax follows"
+        )
+    if report.has_fractions and recipe.head in PIXELS:
+        raise CommandError(f"{request.title} has boxes in fractions of the input: say --box-units normalized")
     if report.classes > labels:
         raise CommandError(f"it found class {report.classes - 1}, but there are {labels} labels, from 0: say --labels a,b,c")
     return report
+
+
+def _say_what_was_checked(reference: str, request: Request, report: check.Report, recipe: DetectionRecipe) -> None:
+    if report.boxes >= check.MIN_BOXES:
+        return
+    if report.boxes:
+        say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
+        return
+    options = [
+        f"--channels {'RGB' if recipe.channels == 'BGR' else 'BGR'}",
+        f"--scale {255 if recipe.scale == 1 else 1}",
+        f"--resize {'letterbox' if recipe.resize == 'stretch' else 'stretch'}",
+        *([] if any(recipe.mean) else [f"--mean {_IMAGENET_MEAN} --std {_IMAGENET_STD}"]),
+    ]
+    hint = f"if it should, try {', '.join(options)}, or another --head"
+    if request.samples and not request.is_accepted:
+        raise NotChecked(f"{request.title} finds nothing in the pictures in {request.samples}; {hint}; --accept adds it as it is")
+    where = f"the pictures in {request.samples}" if request.samples else "the photos that are built in"
+    more = "" if request.samples else ": give --samples FOLDER of pictures with its objects"
+    say(f"warning: {reference} is not checked, because it finds nothing in {where}{more}; {hint}")
 
 
 def _summary(reference: str, new: Description, report: check.Report, *, is_single: bool) -> str:

@@ -22,6 +22,8 @@ _ARCHITECTURES: dict[Architecture, Callable[[Path], onnx.ModelProto]] = {
     "centerface": centerface.load,
     "dlib_resnet": dlib_resnet.load,
 }
+_WHOLE = {"dfine": ("labels",), "four_tensors": ("num_dets", "det_classes")}
+"""Outputs of heads that are whole numbers."""
 _PREFIX = re.compile("network(-[0-9a-f]{8})?/")
 _INPUTS = {"before/pixels": "before/pixels", "before/sizes": SIZES}
 """What the network in a composed model takes, and the names for that alone; its own name of the image may be used inside of it."""
@@ -55,7 +57,7 @@ def compose_model(
     network = _convert(network, version)
     if batch is None:
         _free_batch(network)
-    _use_fp32(network)
+    _unify_types(network, recipe)
     before, after = _convert(_preprocessing(recipe), version), _convert(after, version)
     digest = _digest(before, network, after)
     # Prefixes make the internal names of the graphs unique; the external names are the model's interface.
@@ -167,17 +169,20 @@ def _free_batch(network: onnx.ModelProto) -> None:
                 shape.CopyFrom(numpy_helper.from_array(np.array([0, *sizes[1:]], np.int64), shape.name))
 
 
-def _use_fp32(network: onnx.ModelProto) -> None:
+def _unify_types(network: onnx.ModelProto, recipe: Recipe) -> None:
+    # Images, boxes and scores become FP32; sizes, counts and class ids INT64.
     graph = network.graph
+    whole = {SIZES, *_WHOLE.get(recipe.head, ())}
     for is_input, values in ((True, graph.input), (False, graph.output)):
         for value in values:
             own, tensor = value.name, value.type.tensor_type
-            if tensor.elem_type == TensorProto.FLOAT16:
-                value.name, tensor.elem_type = f"{own}/fp32", TensorProto.FLOAT
+            kind, due = tensor.elem_type, TensorProto.INT64 if own in whole else TensorProto.FLOAT
+            if kind != due:
+                value.name, tensor.elem_type = f"{own}/{'int64' if own in whole else 'fp32'}", due
                 if is_input:
-                    graph.node.insert(0, helper.make_node("Cast", [value.name], [own], to=TensorProto.FLOAT16))
+                    graph.node.insert(0, helper.make_node("Cast", [value.name], [own], to=kind))
                 else:
-                    graph.node.append(helper.make_node("Cast", [own], [value.name], to=TensorProto.FLOAT))
+                    graph.node.append(helper.make_node("Cast", [own], [value.name], to=due))
 
 
 def _check(network: onnx.ModelProto, recipe: Recipe) -> None:

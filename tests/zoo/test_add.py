@@ -27,11 +27,13 @@ from app.model.heads import DetectionHead, PoseHead
 from app.model.spec import are_interchangeable
 from app.triton.config_file import read_config_file
 from app.triton.repository import loadable_models
-from app.zoo import check, sandbox
+from app.zoo import sandbox
 from app.zoo.add import Request, add, read_options
+from app.zoo.listing import describe_models
 from app.zoo.repository import Repository
 from tests.fakes.http import answering
 from tests.processes import wait_for
+from tests.support import IMAGES
 from tests.zoo.adding import added, blank_outputs, content, new_repository, refused, spec_of  # noqa: F401 - a fixture
 from tests.zoo.exported import FEATURES, WIDE, exported, feature_tensors, head_tensors
 from tests.zoo.hostile import add_hostile, hostile, mutated
@@ -47,8 +49,10 @@ def network(head: str = "yolo", tensors: dict[str, Any] | None = None, **options
     ("head", "options", "max_iou"),
     [
         ("yolo", {"iou": "0.45"}, 0.45),
-        ("yolov5", {}, 0.7),
-        ("yolox", {"head": "yolox"}, 0.7),
+        ("yolov5", {}, 0.45),
+        ("yolox", {}, 0.45),
+        ("deepstream", {}, 0.45),
+        ("four_tensors", {}, 1),
         ("end_to_end", {"head": "end_to_end"}, 1),
         ("rtdetr", {"head": "rtdetr"}, 1),
         ("rtdetr_topk", {"head": "rtdetr_topk"}, 1),
@@ -67,6 +71,27 @@ def test_detector_of_each_head_is_served(repository: Repository, head: str, opti
     assert are_interchangeable(spec, embedded)
     assert spec.expect_head(DetectionHead).max_iou == max_iou
     assert blank_outputs(repository, images=2)["num_dets"].min() > 0
+
+
+def test_detector_that_finds_nothing_is_told_as_not_checked(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    """With samples of the user it is refused, unless the user accepts it."""
+    added(nothing := network(tensors={"output0": np.zeros((7, 672))}), repository)
+    assert (
+        "doors:1 is not checked, because it finds nothing in the photos that are built in: give --samples"
+        in capsys.readouterr().err
+    )
+    assert spec_of(repository).is_checked is False
+    assert next(describe_models(repository, {})).endswith("versions 1 (default, not checked)")
+    onnx.save(nothing, path := repository.path.with_name("nothing.onnx"))
+    request = Request(str(path), "doors", "", IMAGES, read_options({}))
+    with refused(
+        repository, r"finds nothing in .*--channels BGR, --scale 1, .*--mean 0\.485.*; --accept adds it as it is"
+    ) as caught:
+        add(request, repository, lambda _: "")
+    assert caught.value.exit_code == 3
+    add(request._replace(is_accepted=True), repository, lambda _: "")
+    added(network(), repository)
+    assert (repository.models()["doors"].unchecked, spec_of(repository, version="2").is_checked) == (("1",), True)
 
 
 @pytest.mark.parametrize(("task", "head"), [("segmentation", "yolo"), ("pose", "end_to_end"), ("obb", "yolo")])
@@ -166,7 +191,7 @@ def test_versions_are_chosen_and_removed(repository: Repository) -> None:
         (
             network(tensors={"output": head_tensors("yolov5")["output"][:672]}),  # decoded twice, its boxes overflow
             {"head": "yolox"},
-            r"boxes far outside of the image; is its head yolox, and was it exported with its sigmoid\?",
+            "does not fit --head yolox: its boxes are decoded",
         ),
     ],
 )
@@ -204,7 +229,7 @@ def test_file_of_an_address_must_have_the_sha256(
     digest = hashlib.sha256(file).hexdigest() if is_expected else "0" * 64
 
     with answering(file, tls=tls) as url, nullcontext() if is_expected else refused(repository, "its SHA-256 is"):
-        request = Request(f"{url}/best.onnx", None, "MIT", check.SAMPLES, read_options({}), sha256=digest)
+        request = Request(f"{url}/best.onnx", None, "MIT", None, read_options({}), sha256=digest)
         assert add(request, repository, lambda _: "")[0] == "best"
 
 

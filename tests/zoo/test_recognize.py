@@ -18,7 +18,7 @@ from app.zoo.recognize import Options, Unrecognized, recognize
 from app.zoo.repository import Repository
 from tests.zoo import adding
 from tests.zoo.adding import new_repository  # noqa: F401 - a fixture
-from tests.zoo.exported import exported, parse
+from tests.zoo.exported import WIDE, exported, head_tensors, parse
 
 ANCHORS = 1344
 """At 256 x 256 pixels; 1360 with a stride of 64."""
@@ -80,6 +80,49 @@ def test_ambiguous_head_is_asked(outputs: Shapes, metadata: dict[str, Any], head
         assert recognize(exported(outputs, **metadata), Options(head=head)).recipe.head == head
 
 
+def table(head: str, unit: tuple[int, int] | None = None) -> NDArray[Any]:
+    (rows,) = head_tensors(head, unit).values()
+    return rows
+
+
+def said(rows: NDArray[Any], **metadata: object) -> onnx.ModelProto:
+    """Make a network with one output whose name tells nothing, and three classes unless told otherwise."""
+    return exported({"output0": rows}, WIDE, **{"names": names(3), **metadata})
+
+
+YOLO, DECODED, FEW = table("yolo"), table("yolov5")[:672], {**ULTRALYTICS, "names": names(2)}
+ROUNDED, LOGITS = (np.vstack([YOLO[:4], YOLO[4:] - less]) for less in (0.004, 9))
+COCO_QUERIES = np.repeat([[0.5, 0.5, 0.2, 0.2]], 40, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "expected"),
+    [
+        (said(YOLO), {}, {"head": "yolo", "iou": 0.7, "box_units": "pixels"}),
+        (said(YOLO.T), {}, {"head": "yolo"}),
+        (said(ROUNDED), {}, {"head": "yolo"}),
+        (said(YOLO[:, :100]), {"head": "yolo"}, {"head": "yolo"}),  # of other strides
+        (said(table("yolo", (1, 1))), {}, {"head": "yolo", "box_units": "normalized"}),
+        (said(table("deepstream")), {}, {"head": "deepstream", "iou": 0.45}),
+        (said(DECODED), {}, {"head": "yolov5", "iou": 0.45, "channels": "RGB"}),
+        (said(table("yolox")), {}, {"head": "yolox", "iou": 0.45, "channels": "BGR"}),
+        (said(table("rtdetr_topk"), **FEW), {}, {"head": "rtdetr_topk"}),
+        (said(table("end_to_end", (1, 1)), **FEW), {}, {"head": "end_to_end", "box_units": "normalized"}),
+    ],
+)
+def test_rows_for_a_picture_tell_what_shapes_do_not(
+    network: onnx.ModelProto, options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    recipe = recognize(network, Options(**options)).recipe
+    assert {name: getattr(recipe, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("best", "label"), [(0, "class 0"), (90, "N/A")])
+def test_column_of_no_class_is_never_the_best_one(best: int, label: str) -> None:
+    tensors = {"dets": COCO_QUERIES, "labels": np.tile(np.eye(91)[best], (40, 1))}
+    assert recognize(exported(tensors, WIDE, names=names(90)), Options()).labels[0] == label
+
+
 def test_yolox_takes_its_usual_pixels_unless_told_otherwise() -> None:
     network = exported(one(ANCHORS, 8))
     options = {"head": "yolox", "labels": ("a", "b", "c")}
@@ -103,6 +146,7 @@ def test_size_is_the_fixed_one_or_the_users_or_the_exporters() -> None:
     [
         ({}, "Identity", "logits", {"crop": 0.875, **IMAGENET}),
         ({}, "Softmax <axis = 1>", "probabilities", {"crop": 0.875, **IMAGENET}),
+        ({}, "Sigmoid", "probabilities", {"crop": 0.875, **IMAGENET}),
         ({"task": "classify"}, "Identity", "probabilities", {"crop": 1.0}),
     ],
 )
@@ -138,6 +182,20 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (exported(one(20, 21504)), {}, "do not fit a known head"),
         (exported(one(0, 6)), {"head": "rtdetr_topk"}, "which do not fit --head rtdetr_topk"),
         (onnx.ModelProto(), {}, "cannot be loaded: "),
+        (said(LOGITS), {}, "cannot be served: its scores are logits, such as -9.0: export it with its sigmoid"),
+        (said(table("deepstream"), names=names(1)), {"head": "yolov5"}, "does not fit --head yolov5: its boxes are x1 y1 x2 y2"),
+        (said(DECODED), {"head": "yolox"}, "its boxes are decoded"),
+        (said(table("yolox")), {"head": "yolov5"}, "negative sizes, as those of a raw YOLOX"),
+        (said(table("rtdetr_topk")), {"head": "end_to_end"}, "its boxes are not x1 y1 x2 y2"),
+        (said(table("end_to_end") + 0.5), {"head": "end_to_end"}, "its last column is not a class"),
+        (said(table("rtdetr", WIDE)), {"head": "rtdetr"}, "its boxes are no fractions of the input"),
+        (said(table("yolo", (1, 1))), {"box_units": "pixels"}, "has boxes in fractions of the input: leave out --box-units"),
+        (said(np.vstack([table("yolo", (1, 1)), YOLO[:1]]), task="obb"), {}, "as only detectors may have; export it with boxes in"),
+        (
+            exported({"dets": COCO_QUERIES, "labels": np.eye(91)[[9] * 40]}, WIDE, names=names(90)),
+            {},
+            "with 91 names, of which one",
+        ),
         (same("float[1, 64, 64, 3]"), {}, "must take one image"),
         (same("float[1, 3, 64, 64]", "float[1] other"), {}, "images .* and other "),
         (same(VARIABLE, made="Reshape", of="int64[2] shape = {1, 7}"), SMALL, "does not run with 64 x 64 pixels"),

@@ -1,6 +1,7 @@
 """GET /models, GET /models/{name}: the models in Triton, and those that can be pulled."""
 
 import asyncio
+from typing import Literal
 
 import msgspec
 from litestar import get
@@ -9,7 +10,7 @@ from litestar.params import FromPath
 from app.api.answering.schema import CascadeInfo, ModelCard, ModelInfo, ModelList, StepInfo
 from app.api.dependencies import Worker, WorkerPipeline
 from app.api.documentation.openapi import PROBLEMS
-from app.errors import GatewayError, UnknownModel
+from app.errors import GatewayError, UnknownModel, UnusableModel
 from app.expected import suggestion
 from app.model.heads import PoseHead, TextRecognitionHead
 from app.model.reference import split_reference
@@ -75,7 +76,8 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
     try:
         spec = await pipeline.spec(name)
     except GatewayError as error:
-        return ModelInfo(name, "ready", detail=error.detail, status=status)
+        kind: Literal["unloadable", "ready"] = "unloadable" if isinstance(error, UnusableModel) else "ready"
+        return ModelInfo(name, kind, detail=error.detail, status=status)
     return ModelInfo(
         name,
         "ready",
@@ -96,4 +98,5 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
         has_labels=bool(spec.labels),
         num_classes=len(spec.labels) or None,
         input_shape=list(spec.image_shape),
+        checked=spec.is_checked,
     )
