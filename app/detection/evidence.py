@@ -66,5 +66,5 @@ def _contradict_boxes(boxes: NDArray[np.float32], kind: BoxFormat) -> str:
     return "its boxes have negative sizes, as those of a raw YOLOX" if _share(sizes.min(axis=1) < 0) > _FEW else ""
 
 
-def _share(values: NDArray[np.bool_]) -> float:
-    return float(values.mean())
+def _share(values: NDArray[np.bool_] | np.bool_) -> float:
+    return float(np.mean(values))

@@ -42,6 +42,21 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
     return found._replace(scores=np.minimum(found.scores, 1))
 
 
+def raw_boxes(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """Return all boxes (n, 4) in the outputs for one image, as they are, but no padding; raise InvalidModelOutput."""
+    first, *more = take_outputs(spec, outputs)
+    match spec.expect_head(DetectionHead).output_format:
+        case OutputFormat.END_TO_END:
+            boxes = more[0][: max(0, int(first[0]))]
+        case OutputFormat.SIX_COLUMNS:
+            boxes = first[first[:, 4] > 0, :4]
+        case OutputFormat.YOLO_HEAD:
+            boxes = first[:4].T
+        case _:
+            boxes = first[:, :4]
+    return boxes.astype(np.float32)
+
+
 def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     count, boxes, scores, classes, *more = tensors
     expect_shape(spec, count, (1,))

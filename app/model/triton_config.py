@@ -31,6 +31,7 @@ class TensorConfig(msgspec.Struct):
     name: str
     data_type: str
     dims: list[int]
+    label_filename: str = ""
 
 
 class InstanceGroup(msgspec.Struct):
@@ -117,7 +118,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     scale: Annotated[float, Meta(gt=0, le=65535)] | None = None
     square: Annotated[int, Meta(ge=32, le=8192)] | None = None
     head: HeadName | None = None
-    box_units: Literal["pixels", "normalized"] = "pixels"
+    box_units: Literal["pixels", "normalized"] | None = None
     scores: ScoreKind | None = None
     iou: Annotated[float, Meta(ge=0, le=1)] | None = None
     device: Literal["cpu", "gpu"] = "cpu"

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.detection.evidence import Rows, are_fractions, contradict
+from app.detection.evidence import BoxFormat, Rows, are_fractions, contradict
 from app.zoo.recipe import FRACTIONS, PIXELS, TENSORS, is_transposed
 
 _CORNERS = ("end_to_end", "deepstream", "dfine", "four_tensors")
@@ -27,7 +27,7 @@ def examine(head: str, outputs: Mapping[str, NDArray[Any]], size: tuple[int, int
     """Examine outputs of a network for one picture of this size, without the batch, as those of a detector with this head."""
     rows = _read(head, {name: tensor.astype(np.float32) for name, tensor in outputs.items()}, size, features)
     has_fractions = are_fractions(rows.boxes) if head in PIXELS else None
-    boxes = "cells" if head == "yolox" else "corners" if head in _CORNERS and not is_obb else "centres"
+    boxes: BoxFormat = "cells" if head == "yolox" else "corners" if head in _CORNERS and not is_obb else "centres"
     contradiction = contradict(rows, boxes, are_always_fractions=head in FRACTIONS)
     units: Literal["pixels", "normalized"] | None = None if has_fractions is None else "normalized" if has_fractions else "pixels"
     best = outputs["labels"].argmax(axis=1) if head == "rfdetr" else np.zeros(1)
@@ -41,7 +41,7 @@ def _read(head: str, tensors: Mapping[str, NDArray[np.float32]], size: tuple[int
         names = {"dfine": ("boxes", "scores", "labels"), "rfdetr": ("dets", "labels")}.get(head, TENSORS[head][1:])
         boxes, scores, *more = (tensors[name] for name in names)
         if head == "rfdetr":
-            scores = 1 / (1 + np.exp(-scores))
+            scores = (1 / (1 + np.exp(-scores))).astype(np.float32)
         else:
             scores, classes = scores[:, None], more[0]
     else:

@@ -132,6 +132,12 @@ def test_name_and_labels_are_found_beside_the_file(repository: Repository) -> No
     assert {path.name for path in folder.iterdir()} == {source.name, "it.onnx.data", "labels.txt"}
 
 
+def test_labels_of_the_command_line_may_be_long_or_json() -> None:
+    labels = [f"class number {number}" for number in range(80)]
+    assert read_options({"labels": ",".join(labels)}).labels == tuple(labels)
+    assert read_options({"labels": '["a, b", "c"]'}).labels == ("a, b", "c")
+
+
 def test_same_name_makes_the_next_version(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     added(network(), repository)
     heads = head_tensors("yolo")

@@ -56,8 +56,8 @@ def textbook(head: Floats, recipe: DetectionRecipe) -> Detections:
     elif recipe.head == "yolov5":
         centres, sizes, scores = head[:, :2], head[:, 2:4], head[:, 4:5] * head[:, 5:]
     elif recipe.head == "deepstream":
-        centres, sizes = (head[:, :2] + head[:, 2:4]) / 2, head[:, 2:4] - head[:, :2]
-        scores = np.eye(3, dtype=np.float32)[head[:, 5].astype(int)] * head[:, 4:5]
+        centres, sizes = ((head[:, :2] + head[:, 2:4]) / 2).astype(np.float32), head[:, 2:4] - head[:, :2]
+        scores = (np.eye(3)[head[:, 5].astype(int)] * head[:, 4:5]).astype(np.float32)
     else:
         width, height = recipe.size
         cells = [(x, y, s) for s in (8, 16, 32) for y in range(height // s) for x in range(width // s)]

@@ -85,7 +85,7 @@ def table(head: str, unit: tuple[int, int] | None = None) -> NDArray[Any]:
     return rows
 
 
-def said(rows: NDArray[Any], **metadata: object) -> onnx.ModelProto:
+def said(rows: NDArray[Any], **metadata: Any) -> onnx.ModelProto:  # noqa: ANN401
     """Make a network with one output whose name tells nothing, and three classes unless told otherwise."""
     return exported({"output0": rows}, WIDE, **{"names": names(3), **metadata})
 

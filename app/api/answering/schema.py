@@ -178,6 +178,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     has_labels: bool = False
     num_classes: int | None = None
     input_shape: list[int] | None = None
+    box_units: Literal["pixels", "normalized"] | None = None
+    """Unit of a detector's boxes in the model's output; null if nothing tells it, and pixels are assumed, and for other models."""
     checked: bool | None = None
     """Whether the version was seen to find something when it was added; null for a model that was not added."""
 

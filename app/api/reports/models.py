@@ -12,7 +12,7 @@ from app.api.dependencies import Worker, WorkerPipeline
 from app.api.documentation.openapi import PROBLEMS
 from app.errors import GatewayError, UnknownModel, UnusableModel
 from app.expected import suggestion
-from app.model.heads import PoseHead, TextRecognitionHead
+from app.model.heads import DetectionHead, PoseHead, TextRecognitionHead
 from app.model.reference import split_reference
 from app.pipeline.pipeline import Pipeline
 from app.triton.config_file import Unloadable
@@ -98,5 +98,6 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
         has_labels=bool(spec.labels),
         num_classes=len(spec.labels) or None,
         input_shape=list(spec.image_shape),
+        box_units=spec.box_units if isinstance(spec.head, DetectionHead) else None,
         checked=spec.is_checked,
     )
