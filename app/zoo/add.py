@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _LISTS = (".txt", ".yaml", ".yml", ".json", ".names")
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
+_JOIN = "where both are: python -c \"import onnx; onnx.save(onnx.load('NAME.onnx'), 'whole.onnx')\""
 # Production's largest batch of masks and oriented boxes: the gateway's event loop copies the prototypes of all images at once, and
 # a million pairs of oriented candidates may be compared for each image.
 _HEAVY_BATCH = 8
@@ -224,10 +226,22 @@ def _read(file: Path, request: Request) -> bytes:
     except MemoryError:
         raise
     except Exception as error:  # onnx has its own exception for every kind of broken file
+        if places := _missing_weights(file):
+            raise CommandError(f"{title} has its weights in {places}, not beside it; {_JOIN}") from error
         raise CommandError(f"{title} is not a complete ONNX network: {first_line(error)}; {_EXPORT}") from error
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(network)):  # which ONNX Runtime would read
         raise CommandError(f"{title} has weights in other files where onnx does not expect them; {_EXPORT}")
     return content
+
+
+def _missing_weights(file: Path) -> str:
+    import onnx  # noqa: PLC0415
+
+    names: set[str] = set()
+    with suppress(Exception):  # of a broken file, nothing is known
+        for tensor in _tensors(onnx.load(file, load_external_data=False)):
+            names |= {_printable(entry.value) for entry in tensor.external_data if entry.key == "location"}
+    return ", ".join(name for name in sorted(names) if Path(name).name == name and not (file.parent / name).is_file())
 
 
 def _tensors(message: Any) -> "Iterator[onnx.TensorProto]":  # noqa: ANN401 - any message of ONNX
@@ -288,10 +302,10 @@ def _describe(  # noqa: PLR0913, PLR0917 - what is known of the network, and of 
     name_of_file = "" if request.source == "-" else Path(urlsplit(request.source).path).name
     labels, source = tuple(map(_printable, recognized.labels)), _printable(entry.source if entry else name_of_file)
     # Before its characters, a recogniser of text has the blank.
-    if not all(labels[1:] if isinstance(recognized.recipe, TextRecognitionRecipe) else labels) or (
-        len(labels) > _MAX_LABELS or max(map(len, (*labels, licence))) > _MAX_TEXT
-    ):
-        limit = f"{_MAX_LABELS} classes, with names of 1 to {_MAX_TEXT} characters, and a licence as long"
+    if "" in labels[isinstance(recognized.recipe, TextRecognitionRecipe) :]:
+        raise CommandError(f"class {labels.index('')} of {request.title} has no name: say --labels with a name for each class")
+    if len(labels) > _MAX_LABELS or max(map(len, (*labels, licence))) > _MAX_TEXT:
+        limit = f"{_MAX_LABELS} classes, with names of up to {_MAX_TEXT} characters, and a licence as long"
         raise CommandError(f"{request.title} has more than {limit}")
     if old is None:
         is_heavy = isinstance(recognized.recipe, SegmentationRecipe | ObbRecipe)

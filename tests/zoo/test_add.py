@@ -130,6 +130,9 @@ def test_name_and_labels_are_found_beside_the_file(repository: Repository) -> No
     with repository.writing():
         repository.remove("own")
     assert {path.name for path in folder.iterdir()} == {source.name, "it.onnx.data", "labels.txt"}
+    (folder / "it.onnx.data").unlink()
+    with refused(repository, r"has its weights in it\.onnx\.data, not beside it; where both are: python -c"):
+        added(source, repository)
 
 
 def test_labels_of_the_command_line_may_be_long_or_json() -> None:
@@ -190,15 +193,11 @@ def test_versions_are_chosen_and_removed(repository: Repository) -> None:
     ("source", "options", "message"),
     [
         (None, {}, "there is no file"),
+        (network(), {"labels": "a,,b"}, "class 1 of .* has no name"),
         (network().SerializeToString()[:-1000], {}, "is not a complete ONNX network"),
         (network(tensors={"output0": head_tensors("yolo")["output0"] * 5}), {}, "its scores are not between 0 and 1"),
         (network("rtdetr"), {"head": "rtdetr", "multi_label": "true"}, "multi_label is for the heads yolo, yolov5, yolox"),
         (network("dfine", names=""), {"labels": "door,window"}, "it found class 2, but there are 2 labels, from 0"),
-        (
-            network(tensors={"output": head_tensors("yolov5")["output"][:672]}),  # decoded twice, its boxes overflow
-            {"head": "yolox"},
-            "does not fit --head yolox: its boxes are decoded",
-        ),
     ],
 )
 def test_network_that_cannot_be_served_is_one_sentence(
@@ -379,7 +378,7 @@ def test_hostile_networks_are_added_or_refused(monkeypatch: pytest.MonkeyPatch, 
     assert all(reasons[kind] for kind in ("claiming", "expanding", "nested"))
     assert "does not run on blank images" in reasons["limited"]
     assert re.search("own:Own.* is not a registered|Cycle detected", reasons["foreign"])
-    assert re.search("external TensorProto|should be stored in", reasons["outside"])
+    assert re.search("external TensorProto|should be stored in|its weights in", reasons["outside"])
 
 
 def test_weights_that_onnx_does_not_look_for_are_not_read(tmp_path: Path) -> None:
