@@ -211,7 +211,7 @@ def _read(file: Path, request: Request) -> bytes:
         import onnx  # noqa: PLC0415 - heavy, and not installed if only the API runs
         import onnxruntime  # noqa: F401, PLC0415
 
-        from app.zoo.compose import load_network  # noqa: PLC0415
+        from app.zoo.compose import load_network, use_known_names  # noqa: PLC0415
     except ImportError as error:
         raise NotPossible("onnx and onnxruntime are not installed; use ./just, or install nereid-gateway[models]") from error
     try:
@@ -220,6 +220,7 @@ def _read(file: Path, request: Request) -> bytes:
         weights = {tensor.name for tensor in network.graph.initializer}
         for value in [value for value in network.graph.input if value.name in weights]:  # as in old files
             network.graph.input.remove(value)
+        use_known_names(network)
         content = bytes(network.SerializeToString())
     except OSError as error:
         raise CommandError(f"{error.filename or title} cannot be read: {error.strerror or error}") from error

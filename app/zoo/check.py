@@ -17,6 +17,7 @@ from app.host.program import ROOT, CommandError
 from app.imaging.decode import decode
 from app.imaging.fit import canvas_size, fit_for
 from app.imaging.header import PixelLimits, read_header
+from app.model.anchors import is_transposed
 from app.model.golden import MEANS, Golden, picture
 from app.model.outputs import MAX_PROBABILITY
 from app.model.spec import ModelSpec
@@ -36,7 +37,6 @@ from app.zoo.recipe import (
     ObbRecipe,
     Recipe,
     TextDetectionRecipe,
-    is_transposed,
 )
 
 if TYPE_CHECKING:
@@ -260,9 +260,14 @@ def agreement(  # noqa: PLR0913 - what is equal
 def _feed(network: "InferenceSession", canvas: Canvas, recipe: Recipe) -> dict[str, NDArray[Any]]:
     rgb = canvas if recipe.channels == "RGB" else canvas[:, :, ::-1]
     normalized = (rgb / np.float64(recipe.scale) - recipe.mean) / recipe.std
+    is_turned = isinstance(recipe, DetectionRecipe) and recipe.sizes == "height_width"
     feed: dict[str, NDArray[Any]] = {}
     for tensor in network.get_inputs():
-        value = np.array([recipe.size]) if tensor.name == SIZES else normalized.transpose(2, 0, 1)[None]
+        value = (
+            np.array([recipe.size[::-1] if is_turned else recipe.size])
+            if tensor.name == SIZES
+            else normalized.transpose(2, 0, 1)[None]
+        )
         feed[tensor.name] = np.ascontiguousarray(value, TYPES[tensor.type])
     return feed
 

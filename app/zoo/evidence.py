@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.detection.evidence import BoxFormat, Rows, are_fractions, contradict
-from app.zoo.recipe import FRACTIONS, PIXELS, TENSORS, is_transposed
+from app.model.anchors import is_transposed
+from app.zoo.recipe import FRACTIONS, PIXELS, TENSORS
 
 _CORNERS = ("end_to_end", "deepstream", "dfine", "four_tensors")
 
@@ -21,6 +22,8 @@ class Evidence(NamedTuple):
     """Unit of the boxes; None if the rows do not tell it, or the head does."""
     is_first_unused: bool | None
     """Whether, of the columns of `rfdetr`, the first is that of no class, and not the last; None if neither is best in a row."""
+    sizes: str = ""
+    """As in the recipe of `dfine`; empty for other heads."""
 
 
 def examine(head: str, outputs: Mapping[str, NDArray[Any]], size: tuple[int, int], features: int, *, is_obb: bool) -> Evidence:

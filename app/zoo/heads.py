@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, compose, numpy_helper
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS
-from app.model.anchors import anchor_grid, count_anchors
+from app.model.anchors import anchor_grid, count_anchors, is_transposed
 from app.zoo.graph import FP32, INT32, Graph, Value
 from app.zoo.oriented import suppress_oriented
 from app.zoo.recipe import (
@@ -24,7 +24,6 @@ from app.zoo.recipe import (
     Recipe,
     SegmentationRecipe,
     TextDetectionRecipe,
-    is_transposed,
     measure,
 )
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from app.detection.nms import MAX_DETECTIONS, MIN_SCORE
-from app.model.anchors import possible_anchors
+from app.model.anchors import is_transposed, possible_anchors
 from app.model.golden import MEANS, ROWS, SAMPLE
 from app.model.triton_config import Interpolation, Placement, Resize, ScoreKind
 
@@ -27,7 +27,7 @@ FeatureHeadName = Literal["yolo", "end_to_end"]
 """Heads of networks that give features of each object: Ultralytics' for segmentation, poses and oriented boxes."""
 RAW_HEADS = ("yolo", "yolov5", "yolox", "deepstream")
 """Heads with duplicate detections, which the composed model suppresses. The others find each object once."""
-PIXELS = ("yolo", "yolov5", "deepstream", "end_to_end", "four_tensors")
+PIXELS = ("yolo", "yolov5", "deepstream", "end_to_end", "four_tensors", "dfine")
 """Heads whose boxes are in pixels, or in fractions of the input if `box_units` says so."""
 FRACTIONS = ("rtdetr", "rtdetr_topk", "rfdetr")
 """Heads whose boxes are always in fractions of the input."""
@@ -38,7 +38,12 @@ TENSORS = {
 }
 """Names of the outputs of heads of several tensors."""
 SIZES = "orig_target_sizes"
-"""The second input of a network with the head `dfine`, INT64 (batch, 2): width and height that its boxes refer to."""
+"""The second input of a network with the head `dfine`, INT64 (batch, 2): the size that its boxes refer to, as `sizes` says."""
+ALIASES = {
+    ("num_predictions", "pred_boxes", "pred_scores", "pred_classes"): TENSORS["four_tensors"],
+    ("num_detections", "nmsed_boxes", "nmsed_scores", "nmsed_classes"): TENSORS["four_tensors"],
+}
+"""Names of the same outputs in exports of others: YOLO-NAS, TensorRT's older NMS."""
 Outputs = dict[str, tuple[str, tuple[int, ...]]]
 """Types and shapes, without the batch, of the outputs of a composed model."""
 DETECTIONS: Outputs = {
@@ -105,12 +110,14 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
     `rtdetr`: (rows, 4 + classes) centre and size as fractions of the input, scores.
     `rtdetr_topk`: (rows, 6) centre and size as fractions of the input, score, class.
     `rfdetr`: `dets` (rows, 4) centre and size as fractions, `labels` (rows, classes + 1) logits, the last one unused.
-    `dfine`: `labels` (rows), `boxes` (rows, 4) x1 y1 x2 y2, `scores` (rows), with a second input `orig_target_sizes`.
+    `dfine`: `labels` (rows), `boxes` (rows, 4) x1 y1 x2 y2, `scores` (rows), mostly with a second input `orig_target_sizes`.
     The features of a subclass follow the scores of `yolo`, and the class of `end_to_end`."""
     iou: Annotated[float, Meta(ge=0, le=1)] = 0.7
     """Overlap above which two boxes of a class are one object; always 1 for heads that find each object once."""
     box_units: Literal["pixels", "normalized"] = "pixels"
     """Unit of the boxes of the heads in `PIXELS`; the boxes of the composed model are always in pixels."""
+    sizes: Literal["width_height", "height_width", "fixed"] = "width_height"
+    """Order in the second input of the head `dfine`; `fixed` if the size is in the network."""
     floor: Annotated[float, Meta(ge=0, lt=1)] = MIN_SCORE
     """Detections count above this score."""
     multi_label: bool = False
@@ -251,16 +258,3 @@ def measure(shapes: Sequence[Sequence[int]], head: str, size: tuple[int, int], f
         case "four_tensors", [(1,), (rows, 4), (_,), (_,)] if rows > 0:
             return rows, 0
     return found if found and found[1] > 0 else None
-
-
-def is_transposed(shape: Sequence[int], size: tuple[int, int]) -> bool:
-    """Return whether the output of the head `yolo` with this shape, without the batch, has the anchors first."""
-    first, second = shape
-    anchors = possible_anchors(size)
-    return second not in (0, *anchors) and (first in anchors or first > second)
-
-
-def rows_of_anchors(size: tuple[int, int]) -> frozenset[int]:
-    """Return the numbers of rows that heads with a row for each anchor usually have."""
-    anchors = possible_anchors(size)
-    return frozenset((*anchors, *(3 * count for count in anchors)))

@@ -1,6 +1,6 @@
 """Recognise head, input and classes of an exported network by names, types, shapes, metadata, and its rows for a picture."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
@@ -10,14 +10,14 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from app.host.program import first_line
-from app.model.anchors import possible_anchors
+from app.model.anchors import possible_anchors, rows_of_anchors
 from app.model.golden import picture
 from app.model.heads import OTHERS_IOU, TASKS
 from app.model.names import read_literal
 from app.model.triton_config import ModelParameters, Placement, Resize, ScoreKind
 from app.zoo.evidence import Evidence, examine
 from app.zoo.inference import TYPES, open_session, run
-from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, FeatureHeadName, NamedTask, Recipe, measure, rows_of_anchors
+from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, FeatureHeadName, NamedTask, Recipe, measure
 
 if TYPE_CHECKING:
     import onnx
@@ -41,7 +41,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 _HALF = (0.5, 0.5, 0.5)
 _UNITS = {"pixels": "pixels", "normalized": "fractions of the input"}
-_NO_FRACTIONS = ", as only detectors may have; export it with boxes in pixels"
 _PADDLE = {"channels": "BGR", "mean": _HALF, "std": _HALF}
 # Padding of 127 is closest to the zeros that PaddleOCR pads a normalized line with.
 _LINE = {"size": (320, 48), "resize": "line", "pad": 127, "widths": (160, 320, 480, 640, 960, 1280), **_PADDLE}
@@ -128,20 +127,13 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     if not fits:
         what = f"--head {options.head}" if options.head else f"a known head for {task}" if features else "a known head"
         raise Unrecognized(f"has the outputs {_listed(shapes)} with {size[0]} x {size[1]} pixels, which do not fit {what}")
-    known: dict[str, Evidence] = {}
-    if not fits.keys() & {*get_args(ScoreKind)}:
-        outputs = _run(session, size, picture(*size).transpose(2, 0, 1)[None] / 255)
-        own = {name: tensor[0] for name, tensor in outputs.items()}
-        known = {head: examine(head, own, size, features, is_obb=task == "obb") for head in fits}
+    is_classifier = bool(fits.keys() & {*get_args(ScoreKind)})
+    known = {} if is_classifier else _examine(session, size, fits, features, is_obb=task == "obb")
     head, labels = _choose(fits, known, hints, options)
     defaults = {"resize": "center_crop", "crop": 1.0} if hints.is_ultralytics_classifier else _DEFAULTS.get(head, {})
-    task = "classification" if head in ("logits", "probabilities") else task
-    if units := known[head].box_units if head in known else None:
-        if units != (options.box_units or units) or (features and units != "pixels"):
-            raise Unrecognized(
-                f"has boxes in {_UNITS[units]}" + (": leave out --box-units" if options.box_units else _NO_FRACTIONS)
-            )
-        defaults = {**defaults, "box_units": units}
+    if not is_classifier:
+        properties |= _told_by(known[head], options, features)
+    task = "classification" if is_classifier else task
     recipe = _to_recipe(defaults, options, **properties, task=task, head=head, size=size)
     found = Recognized(recipe, labels, shapes, str(metadata.get("license", "")))
     match metadata:
@@ -204,6 +196,32 @@ def _input_size(session: Any, options: Options, hints: ModelParameters) -> tuple
     if options.size not in (None, (width, height)):
         raise Unrecognized(f"takes {width} x {height} pixels: leave out --size")
     return width, height
+
+
+def _examine(
+    session: Any,  # noqa: ANN401
+    size: tuple[int, int],
+    heads: Collection[str],
+    features: int,
+    *,
+    is_obb: bool,
+) -> dict[str, Evidence]:
+    pixels = picture(*size).transpose(2, 0, 1)[None] / 255
+    own, order = {name: tensor[0] for name, tensor in _run(session, size, pixels).items()}, ""
+    if "dfine" in heads:
+        wider = _run(session, (2 * size[0], size[1]), pixels)["boxes"][0]
+        has_order = any(value.name == SIZES for value in session.get_inputs())
+        is_turned = not np.allclose(wider[:, 1::2], own["boxes"][:, 1::2], 0.01)
+        order = "height_width" if is_turned else "width_height" if has_order else "fixed"
+    return {head: examine(head, own, size, features, is_obb=is_obb)._replace(sizes=order) for head in heads}
+
+
+def _told_by(evidence: Evidence, options: Options, features: int) -> dict[str, Any]:
+    units = evidence.box_units
+    if units and (units != (options.box_units or units) or (features and units != "pixels")):
+        why = ": leave out --box-units" if options.box_units else ", as only detectors may have; export it with boxes in pixels"
+        raise Unrecognized(f"has boxes in {_UNITS[units]}{why}")
+    return ({"box_units": units} if units else {}) | ({"sizes": evidence.sizes} if evidence.sizes else {})
 
 
 def output_shapes(session: Any, size: tuple[int, int]) -> dict[str, tuple[int, ...]]:  # noqa: ANN401

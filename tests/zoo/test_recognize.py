@@ -13,7 +13,7 @@ from app.model.spec import ModelSpec
 from app.model.triton_config import ScoreKind
 from app.zoo import inference
 from app.zoo.compose import compose_model
-from app.zoo.recipe import ClassificationRecipe, DetectionHeadName
+from app.zoo.recipe import SIZES, ClassificationRecipe, DetectionHeadName
 from app.zoo.recognize import Options, Unrecognized, recognize
 from app.zoo.repository import Repository
 from tests.zoo import adding
@@ -126,6 +126,23 @@ def ninety_one(best: int) -> onnx.ModelProto:
 @pytest.mark.parametrize(("best", "label"), [(0, "class 0"), (90, "N/A")])
 def test_column_of_no_class_is_never_the_best_one(best: int, label: str) -> None:
     assert recognize(ninety_one(best), Options()).labels[0] == label
+
+
+def test_height_may_come_first_and_tensors_may_have_names_of_others(repository: Repository) -> None:
+    plain, turned = (exported(head_tensors("dfine"), WIDE, names=names(3)) for _ in range(2))
+    (concat,) = (node for node in turned.graph.node if SIZES in node.input)
+    concat.input[:] = ["turned"] * 2
+    turned.graph.node.insert(0, helper.make_node("Gather", ["im_shape", "order"], ["turned"], axis=1))
+    turned.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 0]), "order"))
+    turned.graph.input[1].name = "im_shape"
+    others = ("num_predictions", "pred_boxes", "pred_scores", "pred_classes")
+    nas = exported(dict(zip(others, head_tensors("four_tensors").values(), strict=True)), WIDE, names=names(3))
+    boxes = {}
+    for name, network in {"plain": plain, "turned": turned, "nas": nas}.items():
+        adding.added(network, repository, name)
+        boxes[name] = adding.blank_outputs(repository, name)["det_boxes"][0, :20]
+    assert boxes["turned"] == pytest.approx(boxes["plain"])
+    assert boxes["nas"].max() > 100
 
 
 def test_size_is_the_fixed_one_or_the_users_or_the_exporters() -> None:
