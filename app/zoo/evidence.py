@@ -33,8 +33,9 @@ def examine(head: str, outputs: Mapping[str, NDArray[Any]], size: tuple[int, int
     boxes: BoxFormat = "cells" if head == "yolox" else "corners" if head in _CORNERS and not is_obb else "centres"
     contradiction = contradict(rows, boxes, are_always_fractions=head in FRACTIONS)
     units: Literal["pixels", "normalized"] | None = None if has_fractions is None else "normalized" if has_fractions else "pixels"
-    best = outputs["labels"].argmax(axis=1) if head == "rfdetr" else np.zeros(1)
-    has_first, has_last = 0 in best, (rows.scores.shape[1] - 1) in best
+    logits = outputs["labels"] if head == "rfdetr" else np.zeros((1, 1))
+    is_best = logits == logits.max(axis=1, keepdims=True)
+    has_first, *_, has_last = is_best[is_best.sum(axis=1) == 1].any(axis=0).tolist() * 2  # not where several are as good
     return Evidence(contradiction, units, not has_first if has_first or has_last else None)
 
 

@@ -120,7 +120,8 @@ def test_rows_for_a_picture_tell_what_shapes_do_not(
 
 def ninety_one(best: int) -> onnx.ModelProto:
     """Make an RF-DETR of 91 columns, of which one is always the best, and 90 names."""
-    return exported({"dets": np.full((40, 4), 0.5), "labels": np.tile(np.eye(91)[best], (40, 1))}, names=names(90))
+    rows = np.vstack([np.zeros((20, 91)), np.tile(np.eye(91)[best], (20, 1))])
+    return exported({"dets": np.full((40, 4), 0.5), "labels": rows}, names=names(90))
 
 
 @pytest.mark.parametrize(("best", "label"), [(0, "class 0"), (90, "N/A")])
