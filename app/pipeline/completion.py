@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from app.detection.evidence import are_fractions
@@ -30,8 +29,6 @@ from app.triton.status import ModelReplaced
 _PHOTOS = ROOT / "app" / "api" / "documentation" / "page" / "files"
 _LIMITS = PixelLimits(10_000_000, 10_000_000)
 _QUEUE_SECONDS = 2.0
-
-LOG = structlog.get_logger()
 
 
 def name_classes(config: dict[str, Any], repository: Path) -> dict[str, Any]:
@@ -74,10 +71,6 @@ async def decide_units(client: TritonClient, spec: ModelSpec) -> ModelSpec:
         if has_fractions is not None:
             units = "normalized" if has_fractions else "pixels"
             break
-    if units is None:
-        LOG.warning("nothing tells the unit of a model's boxes; pixels are assumed", model=spec.reference)
-    else:
-        LOG.info("the rows of a model tell the unit of its boxes", model=spec.reference, box_units=units)
     head = msgspec.structs.replace(spec.head, has_normalized_boxes=units == "normalized")
     return msgspec.structs.replace(spec, head=head, box_units=units)
 

@@ -7,6 +7,8 @@ from copy import copy
 from time import monotonic
 from typing import Any, NamedTuple
 
+import structlog
+
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion
 from app.model.reference import refer_to, split_reference
 from app.model.spec import ModelSpec, are_interchangeable, from_triton_config
@@ -20,6 +22,8 @@ from app.triton.status import ModelReplaced
 _KEEP_SECONDS = 5.0
 # For how long, and for how many models, an error is repeated without a call to Triton.
 _ABSENT_SECONDS, _MAX_ABSENT = 1.0, 1000
+
+LOG = structlog.get_logger()
 
 
 class _Known(NamedTuple):
@@ -153,6 +157,10 @@ class SpecCache:
         except GatewayError:  # it is asked again when its config is read again
             return spec
         self._decided[spec.reference] = spec, self._client.connection, decided
+        if decided.box_units is None:
+            LOG.warning("nothing tells the unit of a model's boxes; pixels are assumed", model=spec.reference)
+        else:
+            LOG.info("the rows of a model tell the unit of its boxes", model=spec.reference, box_units=decided.box_units)
         return decided
 
     async def _refresh(self, model: str) -> None:
