@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import UnsupportedModel, UnusableModel, WrongTask
+from app.errors import UnsupportedModel, WrongTask
 from app.model.golden import SAMPLE
 from app.model.heads import DetectionHead, Head, HeadType, OutputFormat, read_head, unsupported
 from app.model.reference import refer_to
@@ -250,7 +250,8 @@ def _read_units(head: Head, hints: ModelParameters) -> Literal["pixels", "normal
 
 def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat, bool, tuple[int, int]]:
     if model.sequence_batching is not None:
-        raise UnusableModel(f"{model.name} takes sequences only, as its config says with `sequence_batching`")
+        text = f"{model.name} takes sequences only, as its config says with `sequence_batching`"
+        raise UnsupportedModel(text, answers_nothing=True)
     if len(model.input) != 1:
         raise unsupported(model)
     tensor = model.input[0]
@@ -262,7 +263,8 @@ def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat
         return InputFormat.FILE, has_batch_dimension, size
     if len(dims) == 4 and not has_batch_dimension:  # noqa: PLR2004 - explicit batch dimension
         if dims[0] > 1:
-            raise UnusableModel(f"{model.name} takes only batches of {dims[0]} images; export it again with a dynamic batch")
+            text = f"{model.name} takes only batches of {dims[0]} images; export it again with a dynamic batch"
+            raise UnsupportedModel(text, answers_nothing=True)
         dims, has_batch_dimension = dims[1:], True
     if tensor.data_type not in _DTYPES or len(dims) != 3 or 3 not in (dims[0], dims[2]):  # noqa: PLR2004
         raise unsupported(model)

@@ -61,6 +61,13 @@ async def test_ready_model_is_described_by_its_config(gateway: Gateway) -> None:
     assert [model[name] for name in ("classes", "has_labels", "num_classes")] == [["red", "blue"], True, 2]
 
 
+async def test_model_that_answers_no_single_image_is_unloadable(gateway: Gateway) -> None:
+    fake, client = gateway
+    fake.config = {**CONFIG, "sequence_batching": {}}
+    model = json(await client.get("/models/a"))
+    assert (model["state"], model["detail"][:22]) == ("unloadable", "a takes sequences only")
+
+
 async def test_versions_of_a_model_are_listed(gateway: Gateway) -> None:
     fake, client = gateway
     fake.config = config_with(default_version="2")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.errors import UnsupportedModel, UnusableModel
+from app.errors import UnsupportedModel
 from app.model.heads import ClassificationHead, DetectionHead, OutputFormat
 from app.model.spec import InputFormat, are_interchangeable, from_triton_config
 from app.model.triton_config import ModelParameters
@@ -124,8 +124,9 @@ def test_model_that_takes_the_file_has_its_size_in_the_config_and_may_tell_what_
 
 def test_model_that_answers_no_single_image_is_unusable() -> None:
     for fixed in (config(table(16, 300, 6), image=table(16, 3, 640, 640), batch=0), config() | {"sequence_batching": {}}):
-        with pytest.raises(UnusableModel, match=r"m takes (only batches of 16 images|sequences only)"):
+        with pytest.raises(UnsupportedModel, match=r"m takes (only batches of 16 images|sequences only)") as caught:
             from_triton_config(fixed, "1")
+        assert caught.value.answers_nothing
 
 
 def test_inputs_of_no_head_are_described() -> None:

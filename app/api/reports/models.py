@@ -1,7 +1,6 @@
 """GET /models, GET /models/{name}: the models in Triton, and those that can be pulled."""
 
 import asyncio
-from typing import Literal
 
 import msgspec
 from litestar import get
@@ -10,7 +9,7 @@ from litestar.params import FromPath
 from app.api.answering.schema import CascadeInfo, ModelCard, ModelInfo, ModelList, StepInfo
 from app.api.dependencies import Worker, WorkerPipeline
 from app.api.documentation.openapi import PROBLEMS
-from app.errors import GatewayError, UnknownModel, UnusableModel
+from app.errors import GatewayError, UnknownModel, UnsupportedModel
 from app.expected import suggestion
 from app.model.heads import DetectionHead, PoseHead, TextRecognitionHead
 from app.model.reference import split_reference
@@ -76,8 +75,8 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
     try:
         spec = await pipeline.spec(name)
     except GatewayError as error:
-        kind: Literal["unloadable", "ready"] = "unloadable" if isinstance(error, UnusableModel) else "ready"
-        return ModelInfo(name, kind, detail=error.detail, status=status)
+        answers_nothing = isinstance(error, UnsupportedModel) and error.answers_nothing
+        return ModelInfo(name, "unloadable" if answers_nothing else "ready", detail=error.detail, status=status)
     return ModelInfo(
         name,
         "ready",
