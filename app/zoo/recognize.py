@@ -39,6 +39,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "rfdetr": {**_STRETCH, **IMAGENET},
     **dict.fromkeys(("logits", "probabilities"), _CLASSIFIER),
 }
+_OWN = "; the page `Serve a model with a config of your own` of the documentation tells what else Triton can serve"
 _HALF = (0.5, 0.5, 0.5)
 _UNITS = {"pixels": "pixels", "normalized": "fractions of the input"}
 _PADDLE = {"channels": "BGR", "mean": _HALF, "std": _HALF}
@@ -125,7 +126,7 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     if options.head:
         fits = {head: classes for head, classes in fits.items() if head == options.head}
     if not fits:
-        what = f"--head {options.head}" if options.head else f"a known head for {task}" if features else "a known head"
+        what = f"--head {options.head}" if options.head else f"a known head for {task}" if features else f"a known head{_OWN}"
         raise Unrecognized(f"has the outputs {_listed(shapes)} with {size[0]} x {size[1]} pixels, which do not fit {what}")
     is_classifier = bool(fits.keys() & {*get_args(ScoreKind)})
     known = {} if is_classifier else _examine(session, size, fits, features, is_obb=task == "obb")
@@ -184,7 +185,7 @@ def _input_size(session: Any, options: Options, hints: ModelParameters) -> tuple
     shape: list[Any] = images[0].shape if len(images) == 1 and images[0].type in ("tensor(float)", "tensor(float16)") else []
     if len(shape) != 4 or (isinstance(shape[1], int) and shape[1] != 3):  # noqa: PLR2004
         found = " and ".join(f"{value.name} {value.type} {value.shape}" for value in session.get_inputs())
-        raise Unrecognized(f"takes {found}, but must take one image, FP32 or FP16 (batch, 3, height, width)")
+        raise Unrecognized(f"takes {found}, but must take one image, FP32 or FP16 (batch, 3, height, width){_OWN}")
     if isinstance(shape[0], int) and shape[0] != 1:
         raise Unrecognized(f"takes only batches of {shape[0]} images; export it again with a dynamic batch, or one of 1")
     wanted = options.size or hints.input_size() or _NAMED.get(options.task, {}).get("size", (None, None))
@@ -329,7 +330,7 @@ def _choose(
         what = f"does not fit --head {options.head}" if options.head else "cannot be served"
         raise Unrecognized(f"{what}: {known[named[0]].contradiction}")
     possible = sorted({count for counts in fitting.values() for count in counts}) if all(fitting.values()) else ()
-    classes = f"{' or '.join(map(str, possible)) or 'its'} classes"
+    classes = f"{' or '.join(map(str, possible)) or 'its'} {'class' if possible == [1] else 'classes'}"
     if not labels:
         raise Unrecognized(f"does not name {classes}: say --labels a,b,c or --labels names.txt, with one name for each class")
     heads = [head for head, counts in fitting.items() if not counts or len(labels) in counts]

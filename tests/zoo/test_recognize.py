@@ -129,21 +129,29 @@ def test_column_of_no_class_is_never_the_best_one(best: int, label: str) -> None
     assert recognize(ninety_one(best), Options()).labels[0] == label
 
 
-def test_height_may_come_first_and_tensors_may_have_names_of_others(repository: Repository) -> None:
-    plain, turned = (exported(head_tensors("dfine"), WIDE, names=names(3)) for _ in range(2))
+def with_turned_sizes(kind: int) -> onnx.ModelProto:
+    """Make a D-FINE whose second input has another name and type, and the height first; its classes are INT32."""
+    tensors = head_tensors("dfine")
+    turned = exported({**tensors, "labels": tensors["labels"].astype(np.int32)}, WIDE, names=names(3))
     (concat,) = (node for node in turned.graph.node if SIZES in node.input)
     concat.input[:] = ["turned"] * 2
     turned.graph.node.insert(0, helper.make_node("Gather", ["im_shape", "order"], ["turned"], axis=1))
     turned.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 0]), "order"))
-    turned.graph.input[1].name = "im_shape"
-    others = ("num_predictions", "pred_boxes", "pred_scores", "pred_classes")
-    nas = exported(dict(zip(others, head_tensors("four_tensors").values(), strict=True)), WIDE, names=names(3))
+    turned.graph.input[1].name, turned.graph.input[1].type.tensor_type.elem_type = "im_shape", kind
+    return turned
+
+
+def test_tensors_of_others_have_another_order_and_other_names_and_types(repository: Repository) -> None:
+    nas = zip(("num_predictions", "pred_boxes", "pred_scores", "pred_classes"), head_tensors("four_tensors").values(), strict=True)
+    networks = {"plain": exported(head_tensors("dfine"), WIDE, names=names(3)), "nas": exported(dict(nas), WIDE, names=names(3))}
+    networks |= {f"turned_{kind}": with_turned_sizes(kind) for kind in (onnx.TensorProto.INT32, onnx.TensorProto.FLOAT)}
     boxes = {}
-    for name, network in {"plain": plain, "turned": turned, "nas": nas}.items():
+    for name, network in networks.items():
         adding.added(network, repository, name)
         boxes[name] = adding.blank_outputs(repository, name)["det_boxes"][0, :20]
-    assert boxes["turned"] == pytest.approx(boxes["plain"])
     assert boxes["nas"].max() > 100
+    for turned in (boxes["turned_6"], boxes["turned_1"]):
+        assert turned == pytest.approx(boxes["plain"])
 
 
 def test_size_is_the_fixed_one_or_the_users_or_the_exporters() -> None:
