@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from app.detection import nms
 from app.detection.nms import Candidates
 from app.errors import InvalidModelOutput
-from app.model.anchors import count_anchors
+from app.model.anchors import count_anchors, is_transposed
 from app.model.heads import HEADS, DetectionHead, ObbHead, OutputFormat
 from app.model.outputs import MAX_PROBABILITY, expect_shape, take_outputs
 from app.model.spec import ModelSpec
@@ -51,7 +51,7 @@ def raw_boxes(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[n
         case OutputFormat.SIX_COLUMNS:
             boxes = first[first[:, 4] > 0, :4]
         case OutputFormat.YOLO_HEAD:
-            boxes = first[:4].T
+            boxes = first[:, :4] if is_transposed(first.shape, spec.input_size) else first[:4].T
         case _:
             boxes = first[:, :4]
     return boxes.astype(np.float32)
@@ -83,9 +83,22 @@ def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candida
     return Candidates(boxes, table[:, 4], _to_class_ids(table[:, 5]), table[:, 6:] if features else None)
 
 
+def _decode_deepstream(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
+    found = _decode_six_columns(spec, tensors)
+    if not np.isfinite(found.scores).all():
+        raise InvalidModelOutput(f"{spec.name} returned scores outside 0 to 1")
+    best = np.argsort(-found.scores, kind="stable")[: nms.MAX_CANDIDATES]
+    return found.take(best[found.scores[best] > nms.MIN_SCORE])
+
+
 def _decode_yolo_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
-    tensor, features = tensors[0], spec.head.features
+    tensor = tensors[0]
     expect_shape(spec, tensor, (None, None))
+    return _decode_columns(spec, tensor.T if is_transposed(tensor.shape, spec.input_size) else tensor)
+
+
+def _decode_columns(spec: ModelSpec, tensor: NDArray[Any]) -> Candidates:
+    features = spec.head.features
     _expect_classes(spec, tensor, len(tensor) - 4 - features)
     return nms.from_yolo(tensor.astype(np.float32), features=features)
 
@@ -108,7 +121,7 @@ def _decode_rtdetr(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     """Decode rows that hold what the columns of a YOLO head hold; `decode_outputs` scales their fractions."""
     (tensor,) = tensors
     expect_shape(spec, tensor, (None, None))
-    return _decode_yolo_head(spec, [tensor.T])
+    return _decode_columns(spec, tensor.T)
 
 
 def _expect_classes(spec: ModelSpec, head: NDArray[Any], classes: int) -> None:
@@ -130,6 +143,7 @@ def _to_class_ids(classes: NDArray[Any]) -> NDArray[np.int32]:
 _DECODERS = {
     OutputFormat.END_TO_END: _decode_end_to_end,
     OutputFormat.SIX_COLUMNS: _decode_six_columns,
+    OutputFormat.DEEPSTREAM: _decode_deepstream,
     OutputFormat.YOLO_HEAD: _decode_yolo_head,
     OutputFormat.YOLOV5_HEAD: _decode_yolov5_head,
     OutputFormat.YOLOX_HEAD: _decode_yolox_head,

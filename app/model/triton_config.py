@@ -15,7 +15,7 @@ an input whose size follows that of the image, of a page or of a line of text.""
 Interpolation = Literal["bilinear", "bicubic"]
 """Interpolation between the nearest 4 or 16 pixels."""
 ScoreKind = Literal["logits", "probabilities"]
-HeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr"]
+HeadName = Literal["yolo", "yolov5", "yolox", "deepstream", "end_to_end", "rtdetr"]
 _TASKS = {"detect": "detection", "classify": "classification", "segment": "segmentation"}
 """Tasks by Ultralytics' names, where these differ."""
 BYTES = "TYPE_STRING"

@@ -76,7 +76,7 @@ HEADS = {
 }
 ANSWERS: dict[OutputFormat, Outputs] = {
     OutputFormat.END_TO_END: four(),
-    OutputFormat.SIX_COLUMNS: six([1, 2, 3, 4, 0.9, 2], [5, 6, 7, 8, 0.5, 0]),
+    **dict.fromkeys((OutputFormat.SIX_COLUMNS, OutputFormat.DEEPSTREAM), six([1, 2, 3, 4, 0.9, 2], [5, 6, 7, 8, 0.5, 0])),
     **{name: {"o": head()[None]} for name, head in HEADS.items()},
 }
 
@@ -115,7 +115,8 @@ def test_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
     spec = spec_of(output_format, has_normalized_boxes=output_format is OutputFormat.RTDETR)
     ((name, tensor),) = ANSWERS[output_format].items()
     alone = msgspec.structs.replace(spec, has_batch_dimension=False)
-    for found in (decode_outputs(spec, {name: tensor}), decode_outputs(alone, {name: tensor[0]})):
+    turned = {name: tensor.swapaxes(1, 2) if output_format is OutputFormat.YOLO_HEAD else tensor}
+    for found in (decode_outputs(spec, turned), decode_outputs(spec, {name: tensor}), decode_outputs(alone, {name: tensor[0]})):
         np.testing.assert_array_equal(found.boxes, [box])
         np.testing.assert_array_equal(found.scores, SCORES[:1])
         assert found.class_ids.tolist() == [1]

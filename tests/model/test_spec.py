@@ -231,6 +231,9 @@ def test_model_that_suppresses_boxes_sets_the_maximum_of_their_overlap() -> None
         (table(-1, -1), {"head": "yolov5"}, OutputFormat.YOLOV5_HEAD),
         (table(-1, 85), {"head": "yolox"}, OutputFormat.YOLOX_HEAD),
         (table(8400, 6), {"head": "end_to_end"}, OutputFormat.SIX_COLUMNS),
+        (table(8400, 6), {"head": "deepstream"}, OutputFormat.DEEPSTREAM),
+        (table(8400, 84), {"labels": names(80)}, OutputFormat.YOLO_HEAD),
+        (table(2000, 84), {"head": "yolo"}, OutputFormat.YOLO_HEAD),
     ],
 )
 def test_head_is_recognised_by_its_shape_or_named_by_the_config(
