@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.detection import nms
+from app.detection.evidence import Rows
 from app.detection.nms import Candidates
 from app.errors import InvalidModelOutput
 from app.model.anchors import count_anchors, is_transposed
@@ -42,19 +43,21 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
     return found._replace(scores=np.minimum(found.scores, 1))
 
 
-def raw_boxes(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """Return all boxes (n, 4) in the outputs for one image, as they are, but no padding; raise InvalidModelOutput."""
-    first, *more = take_outputs(spec, outputs)
+def raw_rows(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Rows:
+    """Return all rows in the outputs for one image, as they are, but no padding; raise InvalidModelOutput."""
+    first, *more = (tensor.astype(np.float32) for tensor in take_outputs(spec, outputs))
     match spec.expect_head(DetectionHead).output_format:
         case OutputFormat.END_TO_END:
-            boxes = more[0][: max(0, int(first[0]))]
-        case OutputFormat.SIX_COLUMNS:
-            boxes = first[first[:, 4] > 0, :4]
-        case OutputFormat.YOLO_HEAD:
-            boxes = first[:, :4] if is_transposed(first.shape, spec.input_size) else first[:4].T
-        case _:
-            boxes = first[:, :4]
-    return boxes.astype(np.float32)
+            rows = Rows(more[0], more[1][:, None], more[2])
+            is_valid = np.arange(len(rows.boxes)) < int(first[0])
+        case OutputFormat.SIX_COLUMNS | OutputFormat.DEEPSTREAM:
+            rows, is_valid = Rows(first[:, :4], first[:, 4:5], first[:, 5]), first[:, 4] != 0
+        case output_format:
+            is_upright = output_format is OutputFormat.YOLO_HEAD and not is_transposed(first.shape, spec.input_size)
+            table = first.T if is_upright else first
+            rows, is_valid = Rows(table[:, :4], table[:, 4:], None), np.ones(len(table), bool)
+    is_valid &= (rows.boxes != rows.boxes[-1:]).any(axis=1) | (np.arange(len(rows.boxes)) == 0)
+    return Rows(rows.boxes[is_valid], rows.scores[is_valid], None if rows.classes is None else rows.classes[is_valid])
 
 
 def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:

@@ -103,7 +103,9 @@ def _check_labels(spec: ModelSpec, file: str) -> Iterator[Finding]:
 
 
 def _check_checked(spec: ModelSpec, file: str) -> Iterator[Finding]:
-    if spec.box_units is None:
+    if spec.doubt:
+        yield warning("head", spec.doubt, f'add to {file}:\nparameters {{ key: "head" value {{ string_value: "deepstream" }} }}')
+    elif spec.box_units is None:
         text = f"nothing tells whether the boxes of {spec.name} are pixels or fractions of its input; pixels are assumed"
         yield warning("box_units", text, f'add to {file}:\nparameters {{ key: "box_units" value {{ string_value: "pixels" }} }}')
     if spec.is_checked is False:

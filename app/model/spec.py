@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from app.errors import UnsupportedModel, WrongTask
 from app.model.golden import SAMPLE
-from app.model.heads import DetectionHead, Head, HeadType, OutputFormat, read_head, unsupported
+from app.model.heads import DetectionHead, Head, HeadType, read_head, unsupported
 from app.model.reference import refer_to
 from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placement, PlainParameters, Resize, read_parameters
 
@@ -33,7 +33,7 @@ _TEXT_SIDE, _MAX_TEXT_SIDE = 736, 2048
 # 224 of 256 pixels, the usual preprocessing for ImageNet.
 _CROP = 0.875
 # What changes neither the pixels of the input nor the outputs that requests get.
-_INSIGNIFICANT = ("source", "licence", "default_version", "golden", "gives_sample", "unchecked", "box_units")
+_INSIGNIFICANT = ("source", "licence", "default_version", "golden", "gives_sample", "unchecked", "box_units", "doubt")
 # Larger files are rare; they are sent inline in the request.
 _MAX_SHARED_FILE_BYTES = 1 << 20
 
@@ -82,6 +82,8 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
     """Whether the model also has the output `SAMPLE`."""
     box_units: Literal["pixels", "normalized"] | None = "pixels"
     """Unit of a detector's boxes; None if nothing tells it, and pixels are assumed."""
+    doubt: str = ""
+    """Why the rows that the model gave when it was loaded are not of its head; empty if they may be."""
     resize: Resize
     placement: Placement
     crop: float
@@ -243,8 +245,8 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
 def _read_units(head: Head, hints: ModelParameters) -> Literal["pixels", "normalized"] | None:
     if isinstance(head, DetectionHead) and head.has_normalized_boxes:
         return "normalized"
-    # Those of a raw YOLOX are in cells, and the models that `add` composes have pixels.
-    is_known = type(head) is not DetectionHead or head.output_format is OutputFormat.YOLOX_HEAD or hints.golden
+    # The models that `add` composes have pixels.
+    is_known = type(head) is not DetectionHead or hints.golden
     return "pixels" if is_known else hints.box_units
 
 

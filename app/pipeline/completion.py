@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from app.detection.evidence import are_fractions
-from app.detection.outputs import raw_boxes
+from app.detection.evidence import BoxFormat, are_fractions, contradict
+from app.detection.outputs import raw_rows
 from app.errors import InvalidModelOutput
 from app.host.program import ROOT
 from app.imaging.decode import decode
 from app.imaging.fit import canvas_size, fit_for
 from app.imaging.header import PixelLimits, read_header
+from app.model.heads import DetectionHead, OutputFormat
 from app.model.names import parse_names
 from app.model.spec import ModelSpec
 from app.model.triton_config import ModelConfig
@@ -29,6 +30,11 @@ from app.triton.status import ModelReplaced
 _PHOTOS = ROOT / "app" / "api" / "documentation" / "page" / "files"
 _LIMITS = PixelLimits(10_000_000, 10_000_000)
 _QUEUE_SECONDS = 2.0
+_FORMATS: dict[OutputFormat, BoxFormat] = {
+    **dict.fromkeys((OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS, OutputFormat.DEEPSTREAM), "corners"),
+    **dict.fromkeys((OutputFormat.YOLO_HEAD, OutputFormat.YOLOV5_HEAD), "centres"),
+    OutputFormat.YOLOX_HEAD: "cells",
+}
 
 
 def name_classes(config: dict[str, Any], repository: Path) -> dict[str, Any]:
@@ -52,27 +58,28 @@ def name_classes(config: dict[str, Any], repository: Path) -> dict[str, Any]:
 
 
 async def decide_units(client: TritonClient, spec: ModelSpec) -> ModelSpec:
-    """Return a spec with the unit of its boxes, as the rows for some pictures tell it; pixels if none does.
+    """Return a spec with the unit of its boxes, as the rows for some pictures tell it, pixels if none does, and its `doubt`.
 
     Raises GatewayError if the model does not answer.
     """
-    if spec.box_units is not None:
+    if spec.box_units is not None or not isinstance(spec.head, DetectionHead):
         return spec
     units: Literal["pixels", "normalized"] | None = None
-    pictures = _pictures(spec)
-    while (tensor := await asyncio.to_thread(next, pictures, None)) is not None:
+    output_format, doubt, pictures = spec.head.output_format, "", _pictures(spec)
+    while units is None and not doubt and (tensor := await asyncio.to_thread(next, pictures, None)) is not None:
         result = await client.infer(spec, [tensor], timeout_seconds=_QUEUE_SECONDS, request_id="golden")
         if result.version not in {"", spec.version}:
             raise ModelReplaced("another version has answered")
         try:
-            has_fractions = are_fractions(raw_boxes(spec, result.outputs))
+            rows = raw_rows(spec, result.outputs)
         except InvalidModelOutput:  # requests are told
             return spec
-        if has_fractions is not None:
-            units = "normalized" if has_fractions else "pixels"
-            break
+        doubt = contradict(rows, _FORMATS[output_format], are_always_fractions=False)
+        has_fractions = False if output_format is OutputFormat.YOLOX_HEAD else are_fractions(rows.boxes)
+        units = None if has_fractions is None else "normalized" if has_fractions else "pixels"
     head = msgspec.structs.replace(spec.head, has_normalized_boxes=units == "normalized")
-    return msgspec.structs.replace(spec, head=head, box_units=units)
+    text = f"the model is read as {output_format.value}, but {doubt}; its config must say another `head`" if doubt else ""
+    return msgspec.structs.replace(spec, head=head, box_units=units, doubt=text)
 
 
 def _pictures(spec: ModelSpec) -> Iterator[NDArray[Any]]:

@@ -157,7 +157,9 @@ class SpecCache:
         except GatewayError:  # it is asked again when its config is read again
             return spec
         self._decided[spec.reference] = spec, self._client.connection, decided
-        if decided.box_units is None:
+        if decided.doubt:
+            LOG.warning("the rows of a model are not of its head", model=spec.reference, reason=decided.doubt)
+        elif decided.box_units is None:
             LOG.warning("nothing tells the unit of a model's boxes; pixels are assumed", model=spec.reference)
         else:
             LOG.info("the rows of a model tell the unit of its boxes", model=spec.reference, box_units=decided.box_units)

@@ -96,6 +96,16 @@ async def test_names_beside_the_config_and_the_unit_of_boxes_are_found_when_a_mo
             assert (model["box_units"], model["classes"], model["checked"]) == (unit, ["door", "window"], None)
 
 
+async def test_model_whose_rows_are_not_of_its_head_is_doubted() -> None:
+    fake = FakeTriton()
+    fake.knows_picture, fake.index = True, [("tiny", "1", "READY", "")]
+    fake.config = {**CONFIG, "output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [21, 6]}]}  # as a YOLOX of 32 x 32
+    fake.answer = infer_response(output0=np.array([[x, x, x + 9, x + 9, 0.1, 0] for x in range(21)], np.float32))
+    async with client_for(fake) as client:
+        doubt = json(await client.get("/models/tiny"))["detail"]
+    assert doubt.endswith("but its boxes are decoded; its config must say another `head`")
+
+
 @pytest.fixture
 async def loading(tmp_path: Path) -> AsyncIterator[tuple[LoadingTriton, httpx.AsyncClient]]:
     for name in ("tiny", "doors"):

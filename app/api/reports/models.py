@@ -91,6 +91,7 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
         keypoints=list(spec.head.keypoint_names) if isinstance(spec.head, PoseHead) else [],
         source=spec.source,
         licence=spec.licence,
+        detail=spec.doubt or None,
         status=status,
         backend=spec.backend,
         max_batch_size=spec.max_batch,
