@@ -13,7 +13,7 @@ from app.model.spec import ModelSpec
 from app.model.triton_config import ScoreKind
 from app.zoo import inference
 from app.zoo.compose import compose_model
-from app.zoo.recipe import SIZES, ClassificationRecipe, DetectionHeadName
+from app.zoo.recipe import SIZES, ClassificationRecipe
 from app.zoo.recognize import Options, Unrecognized, recognize
 from app.zoo.repository import Repository
 from tests.zoo import adding
@@ -61,25 +61,6 @@ def test_head_is_that_of_the_shape_and_the_names(outputs: Shapes, metadata: dict
     assert shapes == outputs
 
 
-@pytest.mark.parametrize(
-    ("outputs", "metadata", "heads"),
-    [
-        pytest.param(one(ANCHORS, 8), {"names": names(3)}, ["yolov5", "yolox"], id="decoded or not"),
-        pytest.param(
-            one(300, 6), {**ULTRALYTICS, "names": names(2)}, ["end_to_end", "rtdetr", "rtdetr_topk"], id="and two classes"
-        ),
-        pytest.param(one(300, 7), {"names": names(3)}, ["rtdetr"], id="three classes, or an angle"),
-    ],
-)
-def test_ambiguous_head_is_asked(outputs: Shapes, metadata: dict[str, Any], heads: list[DetectionHeadName]) -> None:
-    question = "does not tell the format of its output: say " + " or ".join(f"--head {head}" for head in heads)
-    with pytest.raises(Unrecognized, match=f"^{question}$"):
-        recognize(exported(outputs, **metadata), Options())
-
-    for head in heads:
-        assert recognize(exported(outputs, **metadata), Options(head=head)).recipe.head == head
-
-
 def table(head: str, unit: tuple[int, int] | None = None) -> NDArray[Any]:
     (rows,) = head_tensors(head, unit).values()
     return rows
@@ -108,6 +89,7 @@ CHOSEN = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.
         (said(table("yolox")), {}, {"head": "yolox", "iou": 0.45, "channels": "BGR", "scale": 1.0, "placement": "top_left"}),
         (said(table("yolox")), CHOSEN, CHOSEN),
         (said(table("rtdetr_topk"), **FEW), {}, {"head": "rtdetr_topk"}),
+        (said(table("rtdetr")), {"head": "rtdetr"}, {"head": "rtdetr", "resize": "stretch"}),
         (said(table("end_to_end", (1, 1)), **FEW), {}, {"head": "end_to_end", "box_units": "normalized"}),
     ],
 )
@@ -129,29 +111,33 @@ def test_column_of_no_class_is_never_the_best_one(best: int, label: str) -> None
     assert recognize(ninety_one(best), Options()).labels[0] == label
 
 
-def with_turned_sizes(kind: int) -> onnx.ModelProto:
+def turned(kind: int) -> onnx.ModelProto:
     """Make a D-FINE whose second input has another name and type, and the height first; its classes are INT32."""
     tensors = head_tensors("dfine")
-    turned = exported({**tensors, "labels": tensors["labels"].astype(np.int32)}, WIDE, names=names(3))
-    (concat,) = (node for node in turned.graph.node if SIZES in node.input)
+    network = exported({**tensors, "labels": tensors["labels"].astype(np.int32)}, WIDE, names=names(3))
+    (concat,) = (node for node in network.graph.node if SIZES in node.input)
     concat.input[:] = ["turned"] * 2
-    turned.graph.node.insert(0, helper.make_node("Gather", ["im_shape", "order"], ["turned"], axis=1))
-    turned.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 0]), "order"))
-    turned.graph.input[1].name, turned.graph.input[1].type.tensor_type.elem_type = "im_shape", kind
-    return turned
+    network.graph.node.insert(0, helper.make_node("Gather", ["im_shape", "order"], ["turned"], axis=1))
+    network.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 0]), "order"))
+    network.graph.input[1].name, network.graph.input[1].type.tensor_type.elem_type = "im_shape", kind
+    return network
 
 
 def test_tensors_of_others_have_another_order_and_other_names_and_types(repository: Repository) -> None:
-    nas = zip(("num_predictions", "pred_boxes", "pred_scores", "pred_classes"), head_tensors("four_tensors").values(), strict=True)
-    networks = {"plain": exported(head_tensors("dfine"), WIDE, names=names(3)), "nas": exported(dict(nas), WIDE, names=names(3))}
-    networks |= {f"turned_{kind}": with_turned_sizes(kind) for kind in (onnx.TensorProto.INT32, onnx.TensorProto.FLOAT)}
-    boxes = {}
-    for name, network in networks.items():
-        adding.added(network, repository, name)
-        boxes[name] = adding.blank_outputs(repository, name)["det_boxes"][0, :20]
-    assert boxes["nas"].max() > 100
-    for turned in (boxes["turned_6"], boxes["turned_1"]):
-        assert turned == pytest.approx(boxes["plain"])
+    others = zip(
+        ("num_predictions", "pred_boxes", "pred_scores", "pred_classes"), head_tensors("four_tensors").values(), strict=True
+    )
+    networks = [
+        exported(head_tensors("dfine"), WIDE, names=names(3)),
+        *map(turned, (1, 6)),
+        exported(dict(others), WIDE, names=names(3)),
+    ]
+    found = []
+    for index, network in enumerate(networks):
+        adding.added(network, repository, f"a{index}")
+        found.append(adding.blank_outputs(repository, f"a{index}")["det_boxes"][0, :20])
+    assert np.array([found[0]] * 2) == pytest.approx(np.array(found[1:3]))
+    assert found[3].max() > 100
 
 
 def test_size_is_the_fixed_one_or_the_users_or_the_exporters() -> None:
@@ -205,6 +191,7 @@ NETWORKS = {
         }""",
 }
 
+ASKED = "^does not tell the format of its output: say --head "
 VARIABLE, SMALL = "float[n, 3, h, w]", {"size": (64, 64)}
 
 
@@ -222,6 +209,9 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (exported(one(7, ANCHORS)), {}, "does not name 3 classes: say --labels a,b,c or --labels names.txt"),
         (exported(one(7, ANCHORS), names=names(80)), {}, "has 3 classes, not 80: say --labels a,b,c"),
         (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
+        (exported(one(ANCHORS, 8), names=names(3)), {}, f"{ASKED}yolov5 or --head yolox$"),
+        (exported(one(300, 6), **FEW), {}, f"{ASKED}end_to_end or --head rtdetr or --head rtdetr_topk$"),
+        (exported(one(300, 7), names=names(3)), {}, f"{ASKED}rtdetr$"),  # or oriented boxes
         (exported(one(20, 21504)), {}, "do not fit a known head"),
         (exported(one(0, 6)), {"head": "rtdetr_topk"}, "which do not fit --head rtdetr_topk"),
         (onnx.ModelProto(), {}, "cannot be loaded: "),
