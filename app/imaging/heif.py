@@ -60,6 +60,15 @@ def is_limited_grey(data: bytes) -> bool:
     return has_colours == {False} and 0 in {data[at + 10] & _IS_FULL_RANGE for at in colours if data.startswith(b"nclx", at)}
 
 
+def read_profile(data: bytes) -> bytes:
+    """Return the colour profile of the primary image (ISO/IEC 14496-12, 12.1.5); empty if it has none."""
+    for start in _properties(data, b"colr", _HEADER.size, of_primary=True):
+        if data[start : start + 4] in {b"prof", b"rICC"}:
+            size = int.from_bytes(data[start + 4 : start + 8])  # a profile begins with its own size (ICC.1, 7.2.2)
+            return data[start + 4 : start + 4 + size]
+    return b""
+
+
 def image_alone(data: bytes) -> bytearray:
     """Return a file in which nothing is marked as EXIF, as XMP, or as alpha unless the colours are multiplied by it.
 
