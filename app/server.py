@@ -70,6 +70,8 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         """How often in a row each worker has ended soon after its start, by index."""
         self._restart_at: dict[int, float] = {}
         """When to start the workers again that have ended too often, by index."""
+        self._killed: set[int] = set()
+        """Process ids of workers that hung."""
         _signals.set_loop_signals = partial(_stop_once, _signals.set_loop_signals)
         WorkerProcess.is_alive = _is_alive  # type: ignore[method-assign]
         files = raise_file_limit()
@@ -170,6 +172,8 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         if ended.is_alive():  # only its successor has ended
             return False
         index, now = ended.idx, time.monotonic()
+        if ended.inner.exitcode == -signal.SIGKILL and index not in self._restart_at and ended.inner.pid not in self._killed:
+            say(f"worker-{index + 1} was killed with signal 9: somebody did, or the kernel, because memory ran out")
         if index in self._restart_at:
             return now >= self._restart_at[index]
         age: float = now - ended.birth
@@ -229,6 +233,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             for pid, (_, times) in seen.items():
                 if times >= _MAX_MISSED_BEATS and not self._signals.count:
                     say(f"worker {pid} does not respond; replacing it")
+                    self._killed.add(pid)
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 
