@@ -34,7 +34,7 @@ from app.host.processes import (
     notify,
     raise_file_limit,
 )
-from app.host.signals import StopSignals
+from app.host.signals import StopSignals, Terminal
 from app.resilience.worker_table import TableView
 from app.settings.schema import MIN_AGE_SECONDS, Settings, SettingsError
 from app.telemetry.logging import say
@@ -65,7 +65,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
 
     def __init__(self, settings: Settings) -> None:
         self._settings = msgspec.structs.replace(settings, instances=0)  # this is one of them
-        self._signals = StopSignals()
+        self._signals, self._terminal = StopSignals(), Terminal()
         self._failures: dict[int, int] = {}
         """How often in a row each worker has ended soon after its start, by index."""
         self._restart_at: dict[int, float] = {}
@@ -143,6 +143,13 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             if self.bind_uds:
                 self.bind_uds.unlink(missing_ok=True)
             os._exit(0)  # in a renewal of a worker as well, which the main thread would finish first
+
+    def signal_handler_reload(self, *arguments: Any) -> None:  # noqa: ANN401 - Granian's own
+        """Renew the workers, or stop if the terminal has been closed."""
+        if self._terminal.is_closed:
+            self.signal_handler_interrupt(signal.SIGTERM)
+        else:
+            super().signal_handler_reload(*arguments)
 
     def _respawn_workers(self, workers: list[int], spawn_target: Any, target_loader: Any, delay: float = 0) -> None:  # noqa: ANN401
         # Granian's own ends a worker whose successor cannot start, and ends itself when one worker dies twice in seconds.

@@ -131,8 +131,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Hosts from which images may be fetched by https, separated by commas: `images.example.org`, `*.example.org` for all
     subdomains, or `*` for any host; with `:port` if it is not 443. Only public IP addresses are allowed. Empty: none."""
     max_megapixels: Annotated[float, Meta(gt=0, le=178)] = 52.0
-    """Maximum size of an image in millions of pixels, checked in its header. This, and the sizes of files, are lower where the memory
-    is too little for the largest image."""
+    """Maximum size of an image in millions of pixels, checked in its header. This, and the sizes of files, are lower where
+    the memory is too little for the largest image."""
     max_megapixels_non_jpeg: Annotated[float, Meta(gt=0, le=178)] = 25.0
     """The same for images that cannot be decoded at a reduced size (all formats except JPEG), if it is lower; twice as many for the
     HEICs of phones (8 bits, 4:2:0), and half as many for AVIF, because a pixel takes less or more memory."""
