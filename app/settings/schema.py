@@ -41,8 +41,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Instances of the API that `serve` runs, each on a unix socket `nereid-N.sock`, for a proxy in front of them. 0: one, on
     `socket`, or on host and port."""
     trusted_proxies: str = ""
-    """Addresses and networks of proxies, separated by commas, whose `X-Real-IP` is the client's address. It is always trusted on a
-    unix socket. Empty: none."""
+    """Addresses and networks of proxies, separated by commas, that name the client's address: in `X-Real-IP`, or as the last
+    address in `X-Forwarded-For` or `Forwarded` that is not one of them. On a unix socket, any is trusted. Empty: none."""
     api_keys_file: str = ""
     """TOML file of the API keys, read again when it changes. Empty: no key is needed."""
     workers: Annotated[int, Meta(ge=0, le=256)] = 0
