@@ -59,10 +59,11 @@ def estimate_decoding(header: ImageHeader, min_decode_size: tuple[int, int]) -> 
     return Decoding((width, height), nbytes + len(header.data))  # of a file with something wrong, a copy is decoded
 
 
-def max_decode_bytes(limits: PixelLimits, max_file_bytes: int) -> int:
-    """Return the maximum memory for decoding in bytes, for images within the limits in files of up to `max_file_bytes`."""
+def max_request_bytes(limits: PixelLimits, max_body_bytes: int) -> int:
+    """Return the maximum memory in bytes for one request: its body, which may be one file, and an image within the limits."""
     jpeg_bytes = limits.jpeg * (_PILLOW_BYTES + _COEFFICIENT_BYTES)
-    return max(jpeg_bytes, limits.non_jpeg * USUAL_BYTES + apart.FILE_COPIES * max_file_bytes)
+    others = limits.non_jpeg * USUAL_BYTES + apart.FILE_COPIES * max_body_bytes
+    return max_body_bytes + max(jpeg_bytes, others)
 
 
 def decode(
