@@ -240,7 +240,7 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
     if options.untrusted:
         die_with_parent(os.getppid())  # the worker of the API that has received the file
     given = read_options(vars(options), may_read_files=not options.untrusted)
-    kind = {"is_untrusted": options.untrusted, "is_production": _is_production(settings, options)}
+    kind = {"is_untrusted": options.untrusted, "is_accepted": options.accept, "is_production": _is_production(settings, options)}
     request = Request(options.source, options.name, options.licence, options.samples, given, sha256=options.sha256, **kind)
     if options.out:
         name, _ = add(request, Repository(options.out), lambda _: "")

@@ -29,6 +29,7 @@ from app.imaging.decode import max_request_bytes
 from app.imaging.header import PixelLimits
 from app.model.heads import TASKS
 from app.model.reference import refer_to
+from app.pipeline import completion
 from app.pipeline.limits import Limits
 from app.pipeline.pipeline import Models, Pipeline
 from app.pipeline.triton_calls import TritonCalls, calls_per_worker
@@ -55,6 +56,7 @@ from app.triton.metrics import read_regularly
 from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
 from app.triton.repository import last_change
+from app.triton.specs import Completion
 from app.triton.transport import Transport
 from app.zoo import fingerprint, registry
 
@@ -221,7 +223,8 @@ def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, ta
         ips=target.ips,
         has_gpu=partial(has_gpu, settings),
     )
-    return TritonBackend(client, table)
+    name_classes = partial(completion.name_classes, repository=Path(settings.model_repository))
+    return TritonBackend(client, table, Completion(name_classes, completion.decide_units))
 
 
 def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> "ResultCache":

@@ -12,12 +12,10 @@ from app.detection.nms import Candidates
 from app.errors import InvalidModelOutput
 from app.model.anchors import count_anchors
 from app.model.heads import HEADS, DetectionHead, ObbHead, OutputFormat
-from app.model.outputs import expect_shape, take_outputs
+from app.model.outputs import MAX_PROBABILITY, expect_shape, take_outputs
 from app.model.spec import ModelSpec
 
-# Scores are probabilities; FP16 models may round slightly above one.
-_MAX_SCORE = 1.001
-_MAX_CLASSES = 2**31
+_MAX_CLASSES, _ROUNDING = 2**31, 0.05
 # Far more than pixels of any image; what follows from such numbers is finite.
 _MAX_VALUE = 1e9
 
@@ -37,11 +35,26 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
     values = found.boxes if found.features is None else np.concatenate([found.boxes, found.features], axis=1)
     if not (np.abs(values) < _MAX_VALUE).all():  # written so that NaN fails
         raise InvalidModelOutput(f"{spec.name} returned objects with values that are not finite or far too large")
-    if not (found.scores.min() >= 0 and found.scores.max() <= _MAX_SCORE):  # written so that NaN fails
+    if not (found.scores.min() >= 0 and found.scores.max() <= MAX_PROBABILITY):  # written so that NaN fails
         raise InvalidModelOutput(f"{spec.name} returned scores outside 0 to 1")
     if found.class_ids.min() < 0:
         raise InvalidModelOutput(f"{spec.name} returned an invalid class id")
-    return found
+    return found._replace(scores=np.minimum(found.scores, 1))
+
+
+def raw_boxes(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """Return all boxes (n, 4) in the outputs for one image, as they are, but no padding; raise InvalidModelOutput."""
+    first, *more = take_outputs(spec, outputs)
+    match spec.expect_head(DetectionHead).output_format:
+        case OutputFormat.END_TO_END:
+            boxes = more[0][: max(0, int(first[0]))]
+        case OutputFormat.SIX_COLUMNS:
+            boxes = first[first[:, 4] > 0, :4]
+        case OutputFormat.YOLO_HEAD:
+            boxes = first[:4].T
+        case _:
+            boxes = first[:, :4]
+    return boxes.astype(np.float32)
 
 
 def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
@@ -106,11 +119,12 @@ def _expect_classes(spec: ModelSpec, head: NDArray[Any], classes: int) -> None:
 
 
 def _to_class_ids(classes: NDArray[Any]) -> NDArray[np.int32]:
-    """Convert class ids of any type to INT32; invalid values become -1, which is rejected."""
+    """Convert class ids of any type to INT32, also 1.999 of FP16; invalid values become -1, which is rejected."""
     if classes.dtype == np.int32:
         return classes
-    ids = classes.astype(np.float64)
-    return np.where((ids >= 0) & (ids < _MAX_CLASSES) & (ids == np.floor(ids)), ids, -1).astype(np.int32)
+    values = classes.astype(np.float64)
+    ids = np.rint(values)
+    return np.where((ids >= 0) & (ids < _MAX_CLASSES) & (np.abs(values - ids) <= _ROUNDING), ids, -1).astype(np.int32)
 
 
 _DECODERS = {

@@ -21,6 +21,8 @@ _FEATURES: dict[str, Task] = {"det_masks": "segmentation", "det_keypoints": "pos
 """Names of the outputs of the models that `add` composes, for what a row has beyond its box, score and class."""
 _FLOATS = {"TYPE_FP32", "TYPE_FP16"}
 _DEFAULT_IOU = 0.7
+OTHERS_IOU = 0.45
+"""Default `iou` of YOLOv5 to v7 and YOLOX in their own code, which is not that of Ultralytics' later networks."""
 _MAX_QUERIES = 300
 _MAX_KEYPOINTS = 8192
 
@@ -210,7 +212,8 @@ def read_head(
             output_format, names = OutputFormat.END_TO_END, _identify_four(model, shapes, types)
         case _:
             raise unsupported(model)
-    iou = _DEFAULT_IOU if hints.iou is None else hints.iou
+    is_other = output_format in {OutputFormat.YOLOV5_HEAD, OutputFormat.YOLOX_HEAD}
+    iou = hints.iou if hints.iou is not None else OTHERS_IOU if is_other else _DEFAULT_IOU
     # Models with rows of six are trained to find each object once, unless their config sets `iou` for an NMS in the model.
     suppresses = output_format is OutputFormat.END_TO_END or (output_format is OutputFormat.SIX_COLUMNS and hints.iou is not None)
     if len(names) == 1 and extra.keys() & _FEATURES.keys():
