@@ -29,11 +29,14 @@ class PatientStream(io.RawIOBase):
         kind = os.fstat(descriptor).st_mode
         self._socket = socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(kind) else None
         self._target = descriptor
-        if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
+        self._asks = stat.S_ISFIFO(kind) or stat.S_ISCHR(kind)
+        """Whether to ask before each write if it would wait; files are always ready."""
+        if self._asks:
             # Opened anew, because others that share the descriptor may not expect that it does not wait. A container's may be
             # another user's; then a write could wait for a pipe that another process has filled since it was asked.
             with suppress(OSError):
                 self._target = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+                self._asks = False
         self._lock = threading.RLock()
         self._held: deque[bytes] = deque()
         self._held_bytes = self._lost = 0
@@ -91,7 +94,7 @@ class PatientStream(io.RawIOBase):
         view = memoryview(data)
         try:
             while view:
-                if self._target == self._descriptor and not select.select([], [self._target], [], 0)[1]:
+                if self._asks and not select.select([], [self._target], [], 0)[1]:
                     break
                 part = view[:_PIPE_BYTES]
                 view = view[self._socket.send(part, socket.MSG_DONTWAIT) if self._socket else os.write(self._target, part) :]
