@@ -26,11 +26,8 @@ class PatientStream(io.RawIOBase):
     def __init__(self, descriptor: int, report: str) -> None:
         """Write to a descriptor; `report` is a line about `{lines}` that were lost, written when that has ended."""
         self._descriptor, self._report = descriptor, report
-        kind = os.fstat(descriptor).st_mode
-        self._socket = socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(kind) else None
-        self._target = descriptor
-        self._asks = stat.S_ISFIFO(kind) or stat.S_ISCHR(kind)
-        """Whether to ask before each write if it would wait; files are always ready."""
+        self._socket = socket.socket(fileno=os.dup(descriptor)) if stat.S_ISSOCK(os.fstat(descriptor).st_mode) else None
+        self._target, self._asks = descriptor, self._socket is None
         if self._asks:
             # Opened anew, because others that share the descriptor may not expect that it does not wait. A container's may be
             # another user's; then a write could wait for a pipe that another process has filled since it was asked.
@@ -111,5 +108,7 @@ def never_wait() -> None:
     event = '{{"event":"lines of the log were lost, because nothing read them","lines":{lines},"level":"warning"}}\n'
     for name, report in (("stdout", text if sys.stdout.isatty() else event), ("stderr", text)):
         with suppress(OSError):  # one that is closed
+            if stat.S_ISREG(os.fstat(getattr(sys, name).fileno()).st_mode):
+                continue  # no write to a file waits for a reader
             stream = io.BufferedWriter(PatientStream(getattr(sys, name).fileno(), report))
             setattr(sys, name, io.TextIOWrapper(stream, errors="backslashreplace", line_buffering=True))
