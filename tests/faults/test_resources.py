@@ -17,7 +17,7 @@ from bench.harness.triton import Triton
 from tests.api.conftest import write_keys
 from tests.faults.exchange import Case, Connection, ask, ask_all, encode
 from tests.faults.meanwhile import every, meanwhile, until
-from tests.faults.serving import Gateway, serving, unharmed
+from tests.faults.serving import WORKERS, Gateway, serving, unharmed
 from tests.imaging.samples import encode as encode_image
 from tests.nginx import proxying
 from tests.processes import PATIENCE_SECONDS
@@ -213,6 +213,7 @@ async def test_callers_with_a_key_are_served_while_others_hold_connections_and_b
     large = SlowClient(_JSON % (46 * 2**20) + b'{"image": "' + bytes(8 * 2**20), bytes(2**20))
     request = encode(_CAT, Content_Type="image/jpeg", X_API_Key="camera.not-a-secret")
     with serving(null_triton, tmp_path, settings={"api_keys_file": keys, "timeout_seconds": 20}) as gateway:
+        await until(lambda: [line["event"] for line in gateway.log_lines()].count("a Triton is used") == WORKERS)
         await ask_all(gateway.url, [Case("", request)] * 50)
         fds = gateway.fds()
         with unharmed(gateway, growth_mb=100):
