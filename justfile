@@ -100,6 +100,12 @@ binary: _setup
 image *args:
     @deploy/container/build {{ args }}
 
+# Make what a release has, into dist/: wheels, pillow-simd, the one file, images with SBOM, notes and checksums, or the parts that are named; needs root, Docker and debootstrap
+[group('ship')]
+[no-exit-message]
+release *args: _setup
+    @python deploy/release/make.py {{ args }}
+
 # Run the tests in two processes, in an order that is shuffled anew each time
 [group('develop')]
 test *args: _setup
@@ -235,6 +241,7 @@ lock: _setup && _lock-clients
     {{ compile }} -c requirements/dev.txt -o requirements/sbom.txt requirements/sbom.in
     {{ compile }} -o requirements/tools.txt requirements/tools.in
     {{ compile }} -o requirements/build.txt requirements/build.in
+    {{ compile }} -o requirements/release.txt requirements/release.in
     {{ compile }} -o requirements/reference.txt requirements/reference.in
     {{ compile }} -o requirements/locust.txt requirements/locust.in
     {{ compile }} -o requirements/rapidocr.txt requirements/rapidocr.in

@@ -41,7 +41,7 @@ from app.routing.report import report
 from app.routing.routes import RoutesError
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
-from app.telemetry import logging
+from app.telemetry import logging, streams
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import CLEARED
 from app.zoo import registry
@@ -130,6 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _serve(settings: Settings, _: argparse.Namespace) -> int:
+    streams.never_wait()
     preflight.require_startable(settings)
     is_alone = settings.search == "alone"
     with ExitStack() as stack:
@@ -142,6 +143,7 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
 
 def _api(settings: Settings, _: argparse.Namespace) -> int:
+    streams.never_wait()
     if settings.search == "on" and SUPERVISED not in os.environ:
         preflight.require_startable(settings)
         return supervise(settings, None)

@@ -1,18 +1,20 @@
-"""An engine for containers, the images on it, built once in a session, and a Triton for their user."""
+"""The files of a release, made once in a session; machines and an engine to run them; and a Triton for containers."""
 
 import os
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
 from PIL import Image
 
+import debian_root
 from app import __version__
 from app.settings.schema import TRITON_SOCKET, Settings
+from debian_root import DebianRoot
 from tests.deploy.docker import Docker, engine
 from tests.imaging.samples import AVIF, FORMATS, HEIC, encode
 from tests.processes import require_program
@@ -24,23 +26,6 @@ SOURCE = "https://example.com/nereid"
 USER = 10001
 """User and group of the images."""
 BUILDING = ROOT / "deploy" / "container"
-
-
-def write_pip_settings(root: Path) -> None:
-    """Write the files by which pip in another root reaches the index that this machine's pip uses."""
-    lines = ["[global]"]
-    for option in ("index-url", "cert"):
-        asked = [sys.executable, "-m", "pip", "config", "get", f"global.{option}"]
-        value = os.environ.get(f"PIP_{option.upper().replace('-', '_')}")
-        value = value or subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-        if value and option == "cert":
-            (certificates := root / "run" / "ca.crt").parent.mkdir(parents=True, exist_ok=True)
-            certificates.write_bytes(Path(value).read_bytes())
-            value = "/run/ca.crt"
-        if value:
-            lines.append(f"{option} = {value}")
-    (settings := root / "etc" / "pip.conf").parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text("\n".join(lines), encoding="utf-8")
 
 
 def answers(url: str) -> bool:
@@ -61,6 +46,33 @@ def check(url: str, right: Mapping[str, object]) -> None:
         assert httpx.get(f"{url}/{path}").status_code == 200
 
 
+class Release(NamedTuple):
+    """The files of a release, as far as tests have made them."""
+
+    folder: Path
+    work: Path
+    """Where minimal Debians are kept."""
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the command line that makes parts of it."""
+        program = [sys.executable, str(ROOT / "deploy" / "release" / "make.py"), "--dry-run"]
+        return [*program, f"--to={self.folder}", f"--work={self.work}", *arguments]
+
+
+@pytest.fixture(scope="session")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    return Release(tmp_path_factory.mktemp("release"), tmp_path_factory.mktemp("work"))
+
+
+@pytest.fixture(scope="session")
+def make_debian(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], DebianRoot]:
+    """Makes a machine that has nothing but a minimal Debian of this name."""
+    if os.geteuid():
+        pytest.skip("only root can make a machine's root folder")
+    require_program("debootstrap", "debootstrap")
+    return lambda suite: debian_root.make(suite, release.work, tmp_path_factory.mktemp("machine") / "root")
+
+
 @pytest.fixture(scope="session")
 def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
     """An engine with Debian's base image, made without a registry under the name that the Containerfile uses."""
@@ -68,18 +80,21 @@ def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
     with engine(tmp_path_factory.mktemp("docker")) as docker:
         docker.succeed(BUILDING / "base")
         machine = tmp_path_factory.mktemp("base") / "machine"
-        write_pip_settings(machine)
+        debian_root.write_pip_settings(machine)
         (machine / "Dockerfile").write_text("FROM localhost/debian:trixie-slim\nCOPY etc /etc\nCOPY run /run\n", encoding="ascii")
         docker("build", "--tag=docker.io/library/debian:trixie-slim", machine)
         yield docker
 
 
 @pytest.fixture(scope="session")
-def images(docker: Docker) -> dict[str, str]:
-    """The names of the images by their targets. The last one is built from the layers of the other."""
-    for target in ("embedded", "api"):
-        docker.succeed(BUILDING / "build", target, "--network=host", f"--build-arg=SOURCE={SOURCE}")
-    return {"api": f"nereid:{__version__}", "embedded": f"nereid:{__version__}-embedded"}
+def images(docker: Docker, release: Release) -> dict[str, str]:
+    """The names of the images by their targets, loaded from the files of a release into an engine that has them no more."""
+    docker.succeed(*release.command("images", f"--source={SOURCE}", "--builder-option=--network=host"))
+    names = {"api": f"nereid:{__version__}", "embedded": f"nereid:{__version__}-embedded"}
+    docker("rmi", *names.values())
+    for target in names:
+        docker("load", "--input", release.folder / f"nereid-{__version__}-{target}-image.tar.gz")
+    return names
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.prometheus import CONFIG
 from tests.support import ROOT
 
 FOLDER = CONFIG.parent
-WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
+WORKFLOWS = ROOT / ".github" / "workflows"
 NGINX = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
 PATTERNS: list[str] = re.findall(r"location ~ (.+?) \{\n", NGINX)
 OWN, SEVERAL, RECORDS, CHANGES, OTHERS = PATTERNS[:5]
@@ -98,7 +98,7 @@ def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
 
 @pytest.mark.parametrize("schema", ["compose-spec", "github-workflows", "github-workflows-require-timeout"])
 def test_files_fit_their_schemas(schema: str, tmp_path: Path) -> None:
-    files = [WORKFLOW]
+    files = [*WORKFLOWS.glob("*.yml")]
     if schema == "compose-spec":
         own = [*ROOT.glob("compose*.yaml"), *DEPLOY.glob("compose*.yaml"), DEPLOY / "stack.yaml"]
         files = [*own, *(tmp_path / f"{name}.json" for name in PROJECTS)]
@@ -110,14 +110,16 @@ def test_files_fit_their_schemas(schema: str, tmp_path: Path) -> None:
     assert code == 0, said
 
 
-def test_workflow_runs_the_script_that_runs_elsewhere_and_can_change_nothing() -> None:
-    """Requests from forks run their own code."""
-    workflow = load(WORKFLOW)
-    (job,) = workflow["jobs"].values()
+@pytest.mark.parametrize(("name", "command"), [("ci", ".ci/run"), ("release", "./just release ")])
+def test_workflow_runs_what_runs_elsewhere_and_can_change_nothing(name: str, command: str) -> None:
+    """Requests from forks run their own code. What publishes a release runs none of it."""
+    workflow = load(WORKFLOWS / f"{name}.yml")
+    job, *others = workflow["jobs"].values()
 
-    assert job["steps"][-1]["run"] == ".ci/run"
+    assert [step["run"] for step in job["steps"] if "run" in step][-1].startswith(command)
     assert (workflow["permissions"], "permissions" in job) == ({"contents": "read"}, False)
     assert [step["with"]["persist-credentials"] for step in job["steps"] if "checkout" in step.get("uses", "")] == [False]
+    assert not [step for other in others for step in other["steps"] if "checkout" in step.get("uses", "")]
 
 
 @pytest.mark.system

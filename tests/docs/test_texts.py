@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -25,6 +27,10 @@ ERRORS = [
 ]
 PATTERNS = ("*.md", "deploy/**/*.md", "docs/*.md", "docs/[!_]*/**/*.md", "examples/**/*.md", "model_repository/*.md")
 DOCS = ROOT / "docs"
+VERSION = re.compile(
+    r'(?:\bnereid:|\bnereid_\w+-|^__version__ = "|^version = "|^  "version": "|"nereid":"|Status: )(\d+\.\d+\.\d+)', re.MULTILINE
+)
+"""As it stands in names of images and wheels, in projects, and in examples of answers."""
 FUNCTION = ast.FunctionDef, ast.AsyncFunctionDef
 PRONOUN = re.compile(
     r"test_(its?|this|that|what(ever)?|who(ever)?|nobody|nothing|every(thing|body)|anything|something|others|none|both"
@@ -107,3 +113,13 @@ def test_the_runbook_names_metrics_that_exist(table: WorkerTable) -> None:
 def test_the_table_of_clients_has_the_pinned_versions() -> None:
     """After a change: `./just clients --record`."""
     assert clients.pins().items() <= {(row.client, row.version) for row in clients.read()}
+
+
+def test_version_stands_everywhere_as_in_pyproject() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    files = subprocess.check_output(["git", "grep", "-Il", ".", "--", ":!tests", ":!requirements"], cwd=ROOT, text=True)
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in files.split()}
+    found = {name: set(VERSION.findall(text)) for name, text in texts.items() if VERSION.search(text)}
+
+    assert {"README.md", "app/__init__.py", "compose.yaml", "docs/reference/health.md"} < found.keys()
+    assert {name: versions for name, versions in found.items() if versions != {version}} == {}
