@@ -11,6 +11,8 @@ _MIN_ROWS = 20
 _FEW = 0.01
 # INT8 rounds scores of the background to slightly less than 0.
 _LEAST_SCORE = -0.05
+# Of the largest coordinate: a box of the background may be slightly turned.
+_SLACK = 0.02
 # exp of more is a box far larger than any input.
 _MAX_LOG_SIZE = 20
 _ROUNDING = 0.05
@@ -56,14 +58,15 @@ def contradict(rows: Rows, boxes: BoxFormat, *, are_always_fractions: bool) -> s
 
 
 def _contradict_boxes(boxes: NDArray[np.float32], kind: BoxFormat) -> str:
-    sizes, is_turned = boxes[:, 2:], (boxes[:, 2:] < boxes[:, :2]).any(axis=1)
+    sizes, slack = boxes[:, 2:], _SLACK * np.abs(boxes).max()
     if kind == "cells":
-        return "its boxes are decoded" if float(sizes.max()) > _MAX_LOG_SIZE or not (sizes < 0).any() else ""
+        is_decoded = float(sizes.max()) > _MAX_LOG_SIZE or (float(boxes.min()) >= 0 and are_fractions(boxes))
+        return "its boxes are decoded" if is_decoded else ""
     if kind == "corners":
-        return "its boxes are not x1 y1 x2 y2" if _share(is_turned) > _FEW else ""
-    if not is_turned.any():
+        return "its boxes are not x1 y1 x2 y2" if _share((sizes < boxes[:, :2] - slack).any(axis=1)) > _FEW else ""
+    if (sizes >= boxes[:, :2]).all():
         return "its boxes are x1 y1 x2 y2"
-    return "its boxes have negative sizes, as those of a raw YOLOX" if _share(sizes.min(axis=1) < 0) > _FEW else ""
+    return "its boxes have negative sizes, as those of a raw YOLOX" if _share(sizes.min(axis=1) < -slack) > _FEW else ""
 
 
 def _share(values: NDArray[np.bool_] | np.bool_) -> float:

@@ -71,7 +71,8 @@ def said(rows: NDArray[Any], **metadata: Any) -> onnx.ModelProto:  # noqa: ANN40
     return exported({"output0": rows}, WIDE, **{"names": names(3), **metadata})
 
 
-YOLO, DECODED, FEW = table("yolo"), table("yolov5")[:672], {**ULTRALYTICS, "names": names(2)}
+YOLO, DECODED = table("yolo"), table("yolov5")[:672]
+FEW: dict[str, Any] = {**ULTRALYTICS, "names": names(2)}
 ROUNDED, LOGITS = (np.vstack([YOLO[:4], YOLO[4:] - less]) for less in (0.004, 9))
 CHOSEN = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.0, 2.0, 3.0), "resize": "stretch", "iou": 0.4}
 
