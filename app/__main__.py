@@ -41,7 +41,7 @@ from app.routing.report import report
 from app.routing.routes import RoutesError
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
-from app.telemetry import logging
+from app.telemetry import logging, streams
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import CLEARED
 from app.zoo import registry
@@ -130,6 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _serve(settings: Settings, _: argparse.Namespace) -> int:
+    streams.never_wait()
     preflight.require_startable(settings)
     is_alone = settings.search == "alone"
     with ExitStack() as stack:
@@ -142,6 +143,7 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
 
 def _api(settings: Settings, _: argparse.Namespace) -> int:
+    streams.never_wait()
     if settings.search == "on" and SUPERVISED not in os.environ:
         preflight.require_startable(settings)
         return supervise(settings, None)
@@ -238,7 +240,7 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
     if options.untrusted:
         die_with_parent(os.getppid())  # the worker of the API that has received the file
     given = read_options(vars(options), may_read_files=not options.untrusted)
-    kind = {"is_untrusted": options.untrusted, "is_production": _is_production(settings, options)}
+    kind = {"is_untrusted": options.untrusted, "is_accepted": options.accept, "is_production": _is_production(settings, options)}
     request = Request(options.source, options.name, options.licence, options.samples, given, sha256=options.sha256, **kind)
     if options.out:
         name, _ = add(request, Repository(options.out), lambda _: "")

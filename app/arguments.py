@@ -44,6 +44,7 @@ _ARGUMENTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("add", "--name", {"help": "name of the model; by default that of the file"}),
     ("add", "--licence", {"default": "", "help": "shown by /models"}),
     ("add", "--samples", {"type": Path, "help": "folder of images on which the model is checked"}),
+    ("add", "--accept", {"action": "store_true", "help": "add a detector although it finds nothing in the samples"}),
     ("add", "--out", {"type": Path, "help": "model repository to write to, instead of the one in the settings"}),
     (
         "pull add",

@@ -148,6 +148,11 @@ class InvalidModelOutput(GatewayError):
 class UnsupportedModel(GatewayError):
     status, code, title = 502, "unsupported_model", "The model's inputs or outputs are not supported"
 
+    def __init__(self, detail: str, *, answers_nothing: bool = False) -> None:
+        super().__init__(detail)
+        self.answers_nothing = answers_nothing
+        """Whether the config says that Triton answers no call with a single image."""
+
 
 class TritonUnavailable(GatewayError):
     status, code, title = 503, "triton_unavailable", "The inference server is not available"

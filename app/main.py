@@ -25,10 +25,11 @@ from app.embedded.folder import TritonFolder, device_of, has_gpu
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.host.processes import SEARCH_SOCKET, is_beside
-from app.imaging.decode import max_decode_bytes
+from app.imaging.decode import max_request_bytes
 from app.imaging.header import PixelLimits
 from app.model.heads import TASKS
 from app.model.reference import refer_to
+from app.pipeline import completion
 from app.pipeline.limits import Limits
 from app.pipeline.pipeline import Models, Pipeline
 from app.pipeline.triton_calls import TritonCalls, calls_per_worker
@@ -40,7 +41,7 @@ from app.routing.router import Router
 from app.routing.routes import Routes
 from app.routing.shadow import Shadows
 from app.settings import environment
-from app.settings.schema import Settings
+from app.settings.schema import SIZES, Settings
 from app.settings.task_models import task_models
 from app.telemetry import logging
 from app.telemetry.metrics import Metrics
@@ -55,6 +56,7 @@ from app.triton.metrics import read_regularly
 from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
 from app.triton.repository import last_change
+from app.triton.specs import Completion
 from app.triton.transport import Transport
 from app.zoo import fingerprint, registry
 
@@ -86,6 +88,7 @@ def create_app(settings: Settings | None = None) -> application.Application:
     allocator.keep_freed_memory()
     settings = settings or environment.load()
     logging.configure(settings.log_level)
+    settings = _fit_to_memory(settings)
     keys = ApiKeys(Path(settings.api_keys_file)) if settings.api_keys_file else None
     tracing = _open_tracing() if settings.tracing else None
     return application.build(
@@ -220,7 +223,8 @@ def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, ta
         ips=target.ips,
         has_gpu=partial(has_gpu, settings),
     )
-    return TritonBackend(client, table)
+    name_classes = partial(completion.name_classes, repository=Path(settings.model_repository))
+    return TritonBackend(client, table, Completion(name_classes, completion.decide_units))
 
 
 def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> "ResultCache":
@@ -294,10 +298,21 @@ def _pixel_limits(settings: Settings) -> PixelLimits:
     return PixelLimits(settings.max_pixels, settings.max_pixels_non_jpeg)
 
 
+def _largest_request(settings: Settings) -> int:
+    return max_request_bytes(_pixel_limits(settings), max(settings.max_body_bytes, settings.max_batch_bytes))
+
+
+def _fit_to_memory(settings: Settings) -> Settings:
+    """Lower the limits of images and bodies to what this host has memory for: the kernel would kill a worker for one picture."""
+    fitting = settings.shrunk(memory.fraction_that_fits(_largest_request(settings), _workers(settings)))
+    if fitting is not settings:
+        limits = {name: getattr(fitting, name) for name in SIZES}
+        LOG.warning("the limits of images and bodies are lower, because there is little memory", **limits)
+    return fitting
+
+
 def _capacity(settings: Settings) -> Capacity:
-    body = max(settings.max_body_bytes, settings.max_batch_bytes)
-    largest = body + max_decode_bytes(_pixel_limits(settings), body)
-    budget = memory.image_budget(settings.memory_mb, largest)
+    budget = memory.image_budget(settings.memory_mb, _largest_request(settings))
     return Capacity(
         max_uploads=settings.max_uploads,
         upload_bytes=budget,

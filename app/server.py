@@ -34,7 +34,7 @@ from app.host.processes import (
     notify,
     raise_file_limit,
 )
-from app.host.signals import StopSignals
+from app.host.signals import StopSignals, Terminal
 from app.resilience.worker_table import TableView
 from app.settings.schema import MIN_AGE_SECONDS, Settings, SettingsError
 from app.telemetry.logging import say
@@ -65,11 +65,13 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
 
     def __init__(self, settings: Settings) -> None:
         self._settings = msgspec.structs.replace(settings, instances=0)  # this is one of them
-        self._signals = StopSignals()
+        self._signals, self._terminal = StopSignals(), Terminal()
         self._failures: dict[int, int] = {}
         """How often in a row each worker has ended soon after its start, by index."""
         self._restart_at: dict[int, float] = {}
         """When to start the workers again that have ended too often, by index."""
+        self._killed: set[int] = set()
+        """Process ids of workers that hung."""
         _signals.set_loop_signals = partial(_stop_once, _signals.set_loop_signals)
         WorkerProcess.is_alive = _is_alive  # type: ignore[method-assign]
         files = raise_file_limit()
@@ -142,6 +144,13 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
                 self.bind_uds.unlink(missing_ok=True)
             os._exit(0)  # in a renewal of a worker as well, which the main thread would finish first
 
+    def signal_handler_reload(self, *arguments: Any) -> None:  # noqa: ANN401 - Granian's own
+        """Renew the workers, or stop if the terminal has been closed."""
+        if self._terminal.is_closed:
+            self.signal_handler_interrupt(signal.SIGTERM)
+        else:
+            super().signal_handler_reload(*arguments)
+
     def _respawn_workers(self, workers: list[int], spawn_target: Any, target_loader: Any, delay: float = 0) -> None:  # noqa: ANN401
         # Granian's own ends a worker whose successor cannot start, and ends itself when one worker dies twice in seconds.
         for index in workers:
@@ -170,6 +179,8 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         if ended.is_alive():  # only its successor has ended
             return False
         index, now = ended.idx, time.monotonic()
+        if ended.inner.exitcode == -signal.SIGKILL and index not in self._restart_at and ended.inner.pid not in self._killed:
+            say(f"worker-{index + 1} was killed with signal 9: somebody did, or the kernel, because memory ran out")
         if index in self._restart_at:
             return now >= self._restart_at[index]
         age: float = now - ended.birth
@@ -229,6 +240,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             for pid, (_, times) in seen.items():
                 if times >= _MAX_MISSED_BEATS and not self._signals.count:
                     say(f"worker {pid} does not respond; replacing it")
+                    self._killed.add(pid)
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 

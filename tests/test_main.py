@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from app import main
+from app.host import memory
 from app.host.processes import SEARCH_SOCKET
 from app.main import create_app, open_resources
 from app.pipeline import preprocess
@@ -22,7 +23,7 @@ from app.settings.schema import Settings
 from app.triton.shared_memory import SHM
 from tests.fakes.triton import FakeTriton, serving
 from tests.imaging.samples import encode
-from tests.support import SCENE, eventually, started
+from tests.support import SCENE, eventually, json, started
 from tests.world import Gate
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
@@ -144,6 +145,16 @@ async def test_memory_suffices_for_the_largest_image(settings: Settings, image_f
         assert (await client.post("/detect", content=image + bytes(1_000_000))).status_code == 200
 
 
+async def test_images_that_little_memory_has_no_room_for_are_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 400 * 2**20)
+    one = msgspec.structs.replace(settings, workers=1)
+    async with serving(FakeTriton().find_nothing()) as port, started(create_app(with_triton(one, port))) as client:
+        limit = json(await client.get("/health"))["limits"]["max_megapixels"]
+        small, large = [encode(Image.new("RGB", (side, 1000)), "JPEG") for side in (int(limit * 999), int(limit * 1001))]
+        assert [(await client.post("/detect", content=image)).status_code for image in (small, large)] == [200, 413]
+    assert 5 < limit < 12
+
+
 async def test_housekeeping_goes_on_after_an_error_and_returns_the_memory_of_a_burst(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,8 +170,8 @@ async def test_housekeeping_goes_on_after_an_error_and_returns_the_memory_of_a_b
             refresh.reset_mock()
             await eventually(lambda: refresh.call_count > 2)
 
-        with opened.admission.memory.reserve(ANYBODY) as memory:
-            memory.add(64 * 2**20)
+        with opened.admission.memory.reserve(ANYBODY) as reserved:
+            reserved.add(64 * 2**20)
             await asyncio.sleep(0)  # the usual size is noted
             resident = 200
             await some_rounds()

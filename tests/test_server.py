@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import inspect
 import os
+import pty
 import signal
 import stat
 import subprocess
@@ -261,6 +262,17 @@ async def test_signal_may_be_sent_twice_and_to_workers_too(fake: FakeTriton, tmp
         await until(api.is_refused)
         assert not request.done()
         await check_graceful_end(fake, api, request)
+
+
+@pytest.mark.system
+async def test_closing_the_terminal_ends_the_server(fake: FakeTriton, tmp_path: Path) -> None:
+    """The kernel sends SIGHUP then, which otherwise renews the workers."""
+    outer, inner = pty.openpty()
+    on_terminal = f"import os\nos.dup2(os.open({os.ttyname(inner)!r}, os.O_RDWR), 0)"
+    async with running(fake, tmp_path, on_terminal) as api:
+        os.close(inner)
+        os.close(outer)
+        assert await api.exit_code() == 0
 
 
 @pytest.mark.system

@@ -24,6 +24,9 @@ def test_variable_sets_its_setting_and_only_if_it_is_not_empty(name: str, text: 
 def test_variables_of_others_and_internal_ones_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEREID_PORT", "8080")
     others = {"PORT": "1", "HOME": "/", "XNEREID_PORT": "2", "nereid_port": "3", "NEREID_KEY": "one.secret"}
+    # Kubernetes describes the services `nereid` and `nereid-triton` so.
+    others |= {"NEREID_PORT": "tcp://10.96.0.7:4603", "NEREID_SERVICE_HOST": "10.96.0.7", "NEREID_SERVICE_PORT_HTTP": "4603"}
+    others |= {"NEREID_PORT_4603_TCP_ADDR": "10.96.0.7", "NEREID_TRITON_PORT": "tcp://10.96.0.8:8001"}
     assert load({**others, SUPERVISED: "4"}) == Settings()
     assert load().port == 8080  # of this process
 

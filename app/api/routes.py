@@ -127,6 +127,19 @@ def _to_pattern(path: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
+PROBES = frozenset(
+    (
+        "/livez",
+        "/live",
+        "/livez/triton",
+        "/readyz",
+        "/ready",
+        *(f"/v{n}/health/{state}" for n in (1, 2) for state in ("live", "ready")),
+    )
+)
+"""The routes that something asks every few seconds."""
+
+
 def route_of(scope: Scope) -> str:
     """Return the template of a request's path, such as `/predict/{model}`; available after the response."""
     return scope.get("path_template") or UNMATCHED

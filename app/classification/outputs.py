@@ -8,11 +8,8 @@ from numpy.typing import NDArray
 
 from app.errors import InvalidModelOutput
 from app.model.heads import ClassificationHead
-from app.model.outputs import expect_shape, take_outputs
+from app.model.outputs import MAX_PROBABILITY, expect_shape, take_outputs
 from app.model.spec import ModelSpec
-
-# FP16 models may round slightly above one.
-_MAX_PROBABILITY = 1.001
 
 
 def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
@@ -26,7 +23,7 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDAr
         raise InvalidModelOutput(f"{spec.name} returned scores that are not finite")
     if head.scores == "logits":
         return softmax(scores)
-    if not (scores.min() >= 0 and scores.max() <= _MAX_PROBABILITY):
+    if not (scores.min() >= 0 and scores.max() <= MAX_PROBABILITY):
         raise InvalidModelOutput(f"{spec.name} returned scores outside 0 to 1, though its config says `scores: probabilities`")
     return np.minimum(scores.astype(np.float32), 1)
 

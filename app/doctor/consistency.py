@@ -23,8 +23,6 @@ KEY_FIX = (
     f"and set {PREFIX}TRITON_CONTROL_KEY_FILE to it"
 )
 """The fix if Triton requires a key."""
-WORKER_MIB = 140
-"""Resident memory of a worker after many requests, without images in progress: `bench versus --contests memory`."""
 # Default grace periods of `docker stop` and Kubernetes.
 _USUAL_STOP_SECONDS = "10 s with Docker, 30 s with Kubernetes"
 

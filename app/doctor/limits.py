@@ -4,7 +4,6 @@ import math
 import resource
 from collections.abc import Iterator
 
-from app.doctor.consistency import WORKER_MIB
 from app.doctor.finding import Finding, count, failure, ok, warning
 from app.host import cores, memory
 from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within
@@ -33,12 +32,12 @@ def check(settings: Settings, slot_bytes: int | None, *, maps_memory: bool) -> I
 
 def _check_cores(settings: Settings, available: float) -> Iterator[Finding]:
     workers, threads = cores.workers_of_host(settings.workers, settings.instances), settings.decode_threads
-    best = max(1, math.floor(available) // max(1, settings.instances))
+    best = cores.workers(0, settings.instances)
     text = f"{count(workers, 'worker')} for {count(available, 'core')}"
     if workers > max(math.ceil(available), settings.instances):
         yield warning("workers", f"{text}: they wait for each other", f"{PREFIX}WORKERS={best}")
         return
-    if workers < available / 2:
+    if workers < available / 2 and workers < cores.workers_of_host(0, settings.instances):
         yield warning("workers", f"{text}: Python runs on only {workers} of them at a time", f"{PREFIX}WORKERS={best}")
         return
     yield ok("workers", text)
@@ -91,16 +90,22 @@ def _check_shared_memory(settings: Settings, arena: int, room: int | None) -> Fi
 def _check_memory(settings: Settings, available: int, arena: int) -> Iterator[Finding]:
     # Triton's memory is not included.
     try:
-        from app.imaging.decode import max_decode_bytes  # noqa: PLC0415 - its dependencies may be missing
+        from app.imaging.decode import max_request_bytes  # noqa: PLC0415 - its dependencies may be missing
         from app.imaging.header import PixelLimits  # noqa: PLC0415
     except ImportError:  # reported by `jpeg_decoder`
         return
     body = max(settings.max_body_bytes, settings.max_batch_bytes)
-    largest = body + max_decode_bytes(PixelLimits(settings.max_pixels, settings.max_pixels_non_jpeg), body)
+    largest = max_request_bytes(PixelLimits(settings.max_pixels, settings.max_pixels_non_jpeg), body)
+    workers = cores.workers_of_host(settings.workers, settings.instances)
     images = memory.image_budget(settings.memory_mb, largest)
-    need = 2 * images + cores.workers_of_host(settings.workers, settings.instances) * (WORKER_MIB * _MIB + arena)
+    need = 2 * images + workers * (memory.WORKER_BYTES + arena)
     text = f"images and bodies may take {images / _MIB:.0f} MiB each, all in all {need / _MIB:.0f} of {available / _MIB:.0f} MiB"
-    if need > available:
+    if (fraction := memory.fraction_that_fits(largest, workers)) < 1:
+        shrunk = settings.shrunk(fraction)
+        sizes = f"{shrunk.max_megapixels:g} megapixels, and bodies {shrunk.max_file_size_mb:g} MiB"
+        text = f"{available / _MIB:.0f} MiB are too little for the largest images: they may have {sizes}"
+        yield warning("memory", text, f"{math.ceil(need / _MIB / 256) * 256} MiB of memory, or smaller limits of your own")
+    elif need > available:
         fix = (
             f"{PREFIX}MAX_MEGAPIXELS=12, {PREFIX}MAX_FILE_SIZE_MB=10 and {PREFIX}MAX_BATCH_SIZE_MB=20, fewer {PREFIX}WORKERS, "
             f"or {math.ceil(need / _MIB / 256) * 256} MiB of memory"

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from app.errors import GatewayError, UnsupportedModel
 from app.host import cores
 from app.model.heads import EmbeddingHead, TextDetectionHead
 from app.model.spec import ModelSpec, from_triton_config
+from app.pipeline import completion
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.config_file import ConfigFileError, read_config_file
@@ -38,12 +40,20 @@ async def examine(
     if is_here:
         findings += batching.check_instances(model, file, cores.available(), is_embedded=not settings.triton_endpoints)
     try:
-        spec = from_triton_config(config, version)
+        spec = from_triton_config(completion.name_classes(config, Path(settings.model_repository)), version)
     except UnsupportedModel as error:
         fix = "`nereid pull` and `nereid add` compose a model with supported tensors from a network"
         return [failure("model", error.detail, fix), *findings], None
+    with suppress(GatewayError):  # the inferences say why
+        spec = await completion.decide_units(client, spec)
     formats = f"takes {spec.input_format.value} as {spec.datatype}, and returns {spec.head.description}"
-    checks = (*_check_labels(spec, file), *_check_input(spec, file), *_check_precision(spec, config, settings))
+    formats += ", with boxes as fractions of the input" if spec.box_units == "normalized" else ""
+    checks = (
+        *_check_labels(spec, file),
+        *_check_checked(spec, file),
+        *_check_input(spec, file),
+        *_check_precision(spec, config, settings),
+    )
     findings = [ok("model", f"{spec.name} is ready, {formats}"), *checks, *findings]
     is_own = not settings.triton_endpoints and config.get("backend") == "python"
     if spec.dtype is None and is_own and sys.version_info >= _FIRST_PYTHON_WITHOUT_BYTES:
@@ -90,6 +100,17 @@ def _check_labels(spec: ModelSpec, file: str) -> Iterator[Finding]:
     elif not isinstance(spec.head, TextDetectionHead | EmbeddingHead):
         text = f"{spec.name} has no class names: classes are named by their ids"
         yield warning("labels", text, f'add to {file}:\nparameters {{ key: "labels" value {{ string_value: "person,bicycle" }} }}')
+
+
+def _check_checked(spec: ModelSpec, file: str) -> Iterator[Finding]:
+    if spec.doubt:
+        yield warning("head", spec.doubt, f'add to {file}:\nparameters {{ key: "head" value {{ string_value: "deepstream" }} }}')
+    elif spec.box_units is None:
+        text = f"nothing tells whether the boxes of {spec.name} are pixels or fractions of its input; pixels are assumed"
+        yield warning("box_units", text, f'add to {file}:\nparameters {{ key: "box_units" value {{ string_value: "pixels" }} }}')
+    if spec.is_checked is False:
+        text = f"{spec.reference} found nothing when it was added, so that nobody knows whether its boxes are right"
+        yield warning("checked", text, "add it again with --samples FOLDER of pictures with its objects")
 
 
 def _check_input(spec: ModelSpec, file: str) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from app.embedded.api_process import ApiProcess
 from app.embedded.service import Program, Service, ServiceError
 from app.host.processes import notify
 from app.host.program import CommandError
-from app.host.signals import StopSignals
+from app.host.signals import StopSignals, Terminal
 from app.resilience import worker_table
 from app.resilience.worker_table import COUNTER, SEPARATOR, TableView
 from app.settings.schema import Settings
@@ -49,10 +49,10 @@ def _supervise(settings: Settings, triton: Program | None, database: Program | N
     searching = [] if socket is None else [ApiProcess(settings, socket, socket)]
     others = [Service(program, gives_up=False) for program in (database, *searching) if program is not None]
     watched = [*services, *embedded, *others]
-    had_terminal = os.isatty(0)
+    terminal = Terminal()
 
     def hang_up(*_: object) -> None:
-        if had_terminal and not os.isatty(0):  # the user has closed the terminal
+        if terminal.is_closed:
             signals.note(signal.SIGTERM)
             return
         for service in watched:

@@ -116,7 +116,12 @@ class Listener:
     async def _answer(self, frames: Sequence[bytes]) -> bytes:
         outcome, reply = "detected", _ZEROS.tobytes()
         try:
-            reply = await self._reply(frames)
+            header = _read_header(frames[0])
+            if header.model_request:  # whichever one it names: Frigate asks only once, possibly before Triton is ready
+                return msgspec.json.encode({"model_available": True, "model_loaded": True})
+            if header.model_data:
+                return msgspec.json.encode({"model_saved": False, "model_loaded": True})
+            reply = await self._detect(header, frames[-1])
         except GatewayError as error:
             outcome = error.code
             self._log("an image of Frigate was answered without objects", error.detail, code=outcome)
@@ -126,17 +131,9 @@ class Listener:
         self._outcomes.add(1, outcome)
         return reply
 
-    async def _reply(self, frames: Sequence[bytes]) -> bytes:
-        try:
-            header = msgspec.json.decode(frames[0], type=_Header)
-        except msgspec.MsgspecError as error:
-            raise MalformedRequest(f"the header of an image cannot be read: {error}") from error
-        if header.model_request:  # whichever one it names: Frigate asks only once, possibly before Triton is ready
-            return msgspec.json.encode({"model_available": True, "model_loaded": True})
-        if header.model_data:
-            return msgspec.json.encode({"model_saved": False, "model_loaded": True})
+    async def _detect(self, header: _Header, content: bytes) -> bytes:
         *batch, height, width, channels = [0, 0, 0, *header.shape][-4:]
-        pixels = np.frombuffer(frames[-1], np.uint8)
+        pixels = np.frombuffer(content, np.uint8)
         if [*batch, channels, header.dtype] != [1, 3, "uint8"] or height * width * 3 != len(pixels) or min(height, width) < 1:
             raise MalformedRequest("expected input_tensor nhwc, input_dtype int, and as many bytes as the shape says")
         Image.fromarray(pixels.reshape(height, width, 3)).save(file := BytesIO(), "BMP")  # copies the pixels and compresses nothing
@@ -151,6 +148,13 @@ class Listener:
         if monotonic() - self._logged.get(key, -_LOG_SECONDS) >= _LOG_SECONDS:
             self._logged[key] = monotonic()
             LOG.warning(text, reason=reason, **fields)
+
+
+def _read_header(frame: bytes) -> _Header:
+    try:
+        return msgspec.json.decode(frame, type=_Header)
+    except msgspec.MsgspecError as error:
+        raise MalformedRequest(f"the header of an image cannot be read: {error}") from error
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import time
 from itertools import chain
 from pathlib import Path
 
-from app.host import cgroup
+from app.host import cgroup, memory
 
 _OWN_STATE = Path("/proc/self/stat")
 _STARTED_FIELD = 19  # after the name, which may contain spaces
@@ -19,8 +19,8 @@ def available() -> float:
 
 
 def workers(asked: int, instances: int) -> int:
-    """Return the number of API processes per instance; `asked` 0 means one per core, divided among the instances."""
-    return asked or max(1, math.floor(available()) // max(1, instances))
+    """Return the number of API processes per instance; `asked` 0 means one per core if they fit, divided among the instances."""
+    return asked or max(1, min(math.floor(available()), memory.workers_that_fit()) // max(1, instances))
 
 
 def workers_of_host(asked: int, instances: int) -> int:

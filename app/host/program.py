@@ -28,6 +28,12 @@ class Busy(CommandError):
     exit_code = os.EX_TEMPFAIL
 
 
+class NotChecked(CommandError):
+    """A network is not added, because its check has seen nothing."""
+
+    exit_code = 3
+
+
 class NoSuchModel(CommandError):
     """A command names a model or a version that does not exist."""
 

@@ -1,5 +1,6 @@
 """Signals that ask this process to stop."""
 
+import os
 from time import monotonic
 
 _SAME_SECONDS = 0.5
@@ -21,3 +22,15 @@ class StopSignals:
             self.count += 1
             self.first = self.first or number
         self._last_at = now
+
+
+class Terminal:
+    """The terminal that this process was started on, if it was."""
+
+    def __init__(self) -> None:
+        self._was_there = os.isatty(0)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the user has closed it since: the kernel sends SIGHUP, as others do to renew workers."""
+        return self._was_there and not os.isatty(0)

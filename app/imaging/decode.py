@@ -14,7 +14,7 @@ from PIL import Image
 
 from app.errors import InvalidImage
 from app.imaging import apart, exif, jpeg, tiff
-from app.imaging.header import ImageHeader, PixelLimits, png_chunks
+from app.imaging.header import USUAL_BYTES, ImageHeader, PixelLimits, png_chunks
 
 _JPEG = {"JPEG", "MPO"}
 # Formats of which Pillow may get a copy of the file.
@@ -22,7 +22,7 @@ _REWRITTEN = {"PNG", "BMP"}
 # Peak memory in bytes per pixel: of the array; with Pillow's own image; with libwebp's two canvases.
 _ARRAY_BYTES = 3
 _PILLOW_BYTES = 4 + _ARRAY_BYTES
-_WEBP_BYTES = 16
+_WEBP_BYTES = USUAL_BYTES
 # Bytes per pixel of all coefficients of a JPEG with up to four components.
 _COEFFICIENT_BYTES = 8
 # Images up to this size are converted as a whole, which is faster than in bands.
@@ -59,14 +59,11 @@ def estimate_decoding(header: ImageHeader, min_decode_size: tuple[int, int]) -> 
     return Decoding((width, height), nbytes + len(header.data))  # of a file with something wrong, a copy is decoded
 
 
-def max_decode_bytes(limits: PixelLimits, max_file_bytes: int) -> int:
-    """Return the maximum memory for decoding in bytes, for images within the limits in files of up to `max_file_bytes`."""
-    return max(
-        limits.jpeg * (_PILLOW_BYTES + _COEFFICIENT_BYTES),
-        limits.non_jpeg * _WEBP_BYTES,
-        limits.non_jpeg * tiff.PIXEL_BYTES + tiff.FILE_COPIES * max_file_bytes,
-        *(apart.decode_bytes(name, limits.of(name), max_file_bytes) for name in apart.PIXEL_BYTES),
-    )
+def max_request_bytes(limits: PixelLimits, max_body_bytes: int) -> int:
+    """Return the maximum memory in bytes for one request: its body, which may be one file, and an image within the limits."""
+    jpeg_bytes = limits.jpeg * (_PILLOW_BYTES + _COEFFICIENT_BYTES)
+    others = limits.non_jpeg * USUAL_BYTES + apart.FILE_COPIES * max_body_bytes
+    return max_body_bytes + max(jpeg_bytes, others)
 
 
 def decode(

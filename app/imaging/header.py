@@ -55,6 +55,9 @@ _BMP_MASKED = struct.pack("<HL", 32, 3)
 _BMP_RED_FIRST, _BMP_ALPHA = struct.pack("<3L", 0xFF, 0xFF00, 0xFF0000), struct.pack("<L", 0xFF000000)
 _BMP_INFO, _BMP_INFO_ALPHA = 40, 56
 
+# Per pixel, of what is no JPEG.
+USUAL_BYTES = 16
+
 _NO_JPEG = jpeg.JpegHeader(b"", 1, is_single_scan=True, size=None)
 # `read_header` checks the limit of the settings, in place of Pillow's global limit.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -74,11 +77,13 @@ class PixelLimits(NamedTuple):
     """Limit for JPEGs, which can be decoded at a reduced size."""
     non_jpeg: int
 
-    def of(self, name: str) -> int:
-        """Return the limit for a format; it is halved for AVIF, which takes several times the time and memory per pixel."""
-        if name == "AVIF":
-            return self.non_jpeg // 2
-        return self.jpeg if name == "JPEG" else self.non_jpeg
+    def of(self, name: str, data: bytes) -> int:
+        """Return the limit for a file of a format: where a pixel takes twice the memory, half of the limit, and conversely."""
+        if name == "JPEG":
+            return self.jpeg
+        if name not in apart.PIXEL_BYTES:
+            return self.non_jpeg
+        return min(self.non_jpeg * USUAL_BYTES // apart.pixel_bytes(name, data), max(self.jpeg, self.non_jpeg))
 
 
 class ImageHeader(NamedTuple):
@@ -111,7 +116,7 @@ def count_pixels(data: bytes, limits: PixelLimits) -> int:
     except (struct.error, InvalidImage):  # struct.error: the header is truncated
         return 0
     pixels = abs(width * height)
-    return pixels if pixels <= limits.of(name) else 0
+    return pixels if pixels <= limits.of(name, data) else 0
 
 
 def is_decoded_apart(data: bytes) -> bool:
@@ -125,7 +130,7 @@ def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None]
     # Raises UnsupportedFormat, ImageTooLarge, InvalidImageDimensions, InvalidImage also for a file that is crafted to exhaust CPU
     # time or memory, GatewayFull if this host cannot run another process.
     name = identify(data)
-    max_pixels = limits.of(name)
+    max_pixels = limits.of(name, data)
     exif_block, scans, is_single_scan, size = jpeg.read_header(data) if name == "JPEG" else _NO_JPEG
     file = tags = decoded = None
     orientation = 1
@@ -136,7 +141,7 @@ def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None]
         size = heif.find_size(data)
     if size is not None and (tags.is_decoded_apart if tags else name in apart.PIXEL_BYTES):
         _check_size(size, name, max_pixels)
-        reserve(apart.decode_bytes(name, prod(size), len(data)))
+        reserve(apart.decode_bytes(name, prod(size), data))
         decoded = DECODERS.decode(tiff.rewrite(data, tags) if tags else data, name)
         height, width = decoded.shape[:2]
         size = width, height

@@ -19,6 +19,8 @@ _FULL_BOX_BYTES = 4
 """Version and flags, which some boxes begin with."""
 _LONG_IDS = 3
 """The version of `infe` in which identifiers have 32 bits."""
+_HEVC_420, _HEVC_ALPHA = 1, b"urn:mpeg:hevc:2015:auxid:1\0"
+"""The format of one sample of each colour for four pixels, those without colours being below; the name of alpha."""
 _AV1_MONOCHROME, _IS_FULL_RANGE = 0x10, 0x80
 # Far beyond what cameras and programs write; each takes a microsecond.
 _MAX_BOXES = 500
@@ -58,6 +60,23 @@ def is_limited_grey(data: bytes) -> bool:
     has_colours = {not data[start + 2] & _AV1_MONOCHROME for start in _properties(data, b"av1C", 4)}
     colours = _properties(data, b"colr", 11, of_primary=True)
     return has_colours == {False} and 0 in {data[at + 10] & _IS_FULL_RANGE for at in colours if data.startswith(b"nclx", at)}
+
+
+def is_simple_hevc(data: bytes) -> bool:
+    """Return whether all images of an HEIC have 8 bits and no more colours than photos have, and none is alpha."""
+    # Source: ISO/IEC 14496-15, 8.3.2 (`hvcC`).
+    formats = [(data[at + 16] & 3, data[at + 17] & 7) for at in _properties(data, b"hvcC", 23)]
+    has_alpha = any(data.startswith(_HEVC_ALPHA, at + _FULL_BOX_BYTES) for at in _properties(data, b"auxC", _FULL_BOX_BYTES + 1))
+    return bool(formats) and max(formats) <= (_HEVC_420, 0) and not has_alpha
+
+
+def read_profile(data: bytes) -> bytes:
+    """Return the colour profile of the primary image (ISO/IEC 14496-12, 12.1.5); empty if it has none."""
+    for start in _properties(data, b"colr", _HEADER.size, of_primary=True):
+        if data[start : start + 4] in {b"prof", b"rICC"}:
+            size = int.from_bytes(data[start + 4 : start + 8])  # a profile begins with its own size (ICC.1, 7.2.2)
+            return data[start + 4 : start + 4 + size]
+    return b""
 
 
 def image_alone(data: bytes) -> bytearray:

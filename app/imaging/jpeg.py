@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from app.errors import InvalidImage, UnsupportedFormat
 
 _EXIF = b"Exif\0\0"
-_PROFILE = b"ICC_PROFILE\0"
+PROFILE = b"ICC_PROFILE\0"
 _END, _START_OF_SCAN, _APP1 = 0xD9, 0xDA, 0xE1
 # Frame types that a single scan can complete: baseline and extended sequential.
 _SEQUENTIAL = 0xC0, 0xC1
@@ -128,15 +128,15 @@ def _iterate(data: bytes, plain: Container[int] = _PLAIN) -> Iterator[tuple[int,
     raise InvalidImage(_TOO_MUCH)
 
 
-def profile_segments(data: bytes) -> list[bytes]:
-    """Return the segments of the colour profile (ICC.1, B.4), as they are in the file; empty if it has none before its pixels."""
-    at, segments = 2, []
+def read_profile(data: bytes) -> bytes:
+    """Return the colour profile (ICC.1, B.4) before the pixels; empty if there is none."""
+    at, profile = 2, b""
     while data[at : at + 1] == b"\xff" and (marker := data[at + 1 : at + 2]) not in {b"\xda", b""}:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
-        if marker == b"\xe2" and data.startswith(_PROFILE, at + 4):
-            segments.append(data[at:end])
+        if marker == b"\xe2" and data.startswith(PROFILE, at + 4):
+            profile += data[at + 18 : end]  # behind marker, length, identifier, number and count
         at = end
-    return segments
+    return profile
 
 
 def read_frame_size(data: bytes) -> tuple[int, int]:

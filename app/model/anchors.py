@@ -1,4 +1,6 @@
-"""The anchor grid of detection heads with strides 8, 16 and 32."""
+"""The anchor grid of detection heads with strides 8, 16 and 32, and the shapes of outputs with a row for each anchor."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,3 +31,16 @@ def anchor_grid(input_size: tuple[int, int]) -> tuple[NDArray[np.float32], NDArr
         corners.append(np.stack([x.ravel(), y.ravel()], axis=1))
         strides.append(np.full((x.size, 1), stride, np.float32))
     return np.concatenate(corners), np.concatenate(strides)
+
+
+def is_transposed(shape: Sequence[int], size: tuple[int, int]) -> bool:
+    """Return whether the output of the head `yolo` with this shape, without the batch, has the anchors first."""
+    first, second = shape
+    anchors = possible_anchors(size)
+    return second not in (0, *anchors) and (first in anchors or first > second)
+
+
+def rows_of_anchors(size: tuple[int, int]) -> frozenset[int]:
+    """Return the numbers of rows that heads with a row for each anchor usually have."""
+    anchors = possible_anchors(size)
+    return frozenset((*anchors, *(3 * count for count in anchors)))

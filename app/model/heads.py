@@ -21,6 +21,8 @@ _FEATURES: dict[str, Task] = {"det_masks": "segmentation", "det_keypoints": "pos
 """Names of the outputs of the models that `add` composes, for what a row has beyond its box, score and class."""
 _FLOATS = {"TYPE_FP32", "TYPE_FP16"}
 _DEFAULT_IOU = 0.7
+OTHERS_IOU = 0.45
+"""Default `iou` of YOLOv5 to v7 and YOLOX in their own code, which is not that of Ultralytics' later networks."""
 _MAX_QUERIES = 300
 _MAX_KEYPOINTS = 8192
 
@@ -30,13 +32,15 @@ class OutputFormat(Enum):
 
     END_TO_END = "count, boxes, scores and classes in four tensors"
     SIX_COLUMNS = "rows of x1 y1 x2 y2 score class"
+    DEEPSTREAM = "rows of x1 y1 x2 y2 score class, with duplicates"
     YOLO_HEAD = "raw head (4 + classes, anchors)"
     YOLOV5_HEAD = "decoded head (rows, 5 + classes)"
     YOLOX_HEAD = "raw head (anchors, 5 + classes)"
     RTDETR = "rows of cx cy w h, as fractions of the input, and class scores"
 
 
-RAW_HEADS = frozenset({OutputFormat.YOLO_HEAD, OutputFormat.YOLOV5_HEAD, OutputFormat.YOLOX_HEAD})
+_OTHERS = frozenset({OutputFormat.DEEPSTREAM, OutputFormat.YOLOV5_HEAD, OutputFormat.YOLOX_HEAD})
+RAW_HEADS = _OTHERS | {OutputFormat.YOLO_HEAD}
 """Formats with duplicate detections, which the gateway must suppress."""
 
 
@@ -210,7 +214,7 @@ def read_head(
             output_format, names = OutputFormat.END_TO_END, _identify_four(model, shapes, types)
         case _:
             raise unsupported(model)
-    iou = _DEFAULT_IOU if hints.iou is None else hints.iou
+    iou = hints.iou if hints.iou is not None else OTHERS_IOU if output_format in _OTHERS else _DEFAULT_IOU
     # Models with rows of six are trained to find each object once, unless their config sets `iou` for an NMS in the model.
     suppresses = output_format is OutputFormat.END_TO_END or (output_format is OutputFormat.SIX_COLUMNS and hints.iou is not None)
     if len(names) == 1 and extra.keys() & _FEATURES.keys():
@@ -283,16 +287,18 @@ def _identify_table(model: ModelConfig, hints: ModelParameters, dims: list[int],
     anchors = possible_anchors(input_size)
     if hints.head is not None:
         output_format, fits = {
-            "yolo": (OutputFormat.YOLO_HEAD, rows not in range(5) and (columns == -1 or columns > rows)),
+            "yolo": (OutputFormat.YOLO_HEAD, min(dims) not in range(5) and (min(dims) > 0 or columns == -1 or columns > rows)),
             "yolov5": (OutputFormat.YOLOV5_HEAD, columns not in range(6) and (rows == -1 or rows > columns)),
             "yolox": (OutputFormat.YOLOX_HEAD, columns not in range(6) and rows in (-1, anchors[0])),
+            "deepstream": (OutputFormat.DEEPSTREAM, columns in (-1, 6)),
             "end_to_end": (OutputFormat.SIX_COLUMNS, columns in (-1, 6)),
             "rtdetr": (OutputFormat.RTDETR, columns not in (*range(5), *anchors)),
         }[hints.head]
         if fits:
             return output_format
         raise unsupported(model)
-    if columns > 5 and rows == anchors[0]:  # noqa: PLR2004
+    is_transposed_yolo = rows in anchors and len(hints.class_names()) == columns - 4 > 0
+    if columns > 5 and rows == anchors[0] and not is_transposed_yolo:  # noqa: PLR2004
         return OutputFormat.YOLOX_HEAD
     if columns > 5 and rows in {3 * count for count in anchors}:  # noqa: PLR2004
         return OutputFormat.YOLOV5_HEAD
@@ -301,7 +307,7 @@ def _identify_table(model: ModelConfig, hints: ModelParameters, dims: list[int],
     # Rows of seven may also be those of oriented boxes.
     if 0 < rows <= _MAX_QUERIES and len(hints.class_names()) == columns - 4 > 0 and (columns != 7 or hints.task == "detection"):  # noqa: PLR2004
         return OutputFormat.RTDETR
-    if rows > 4 and (columns == -1 or (columns > rows and columns in anchors)):  # noqa: PLR2004
+    if is_transposed_yolo or (rows > 4 and (columns == -1 or (columns > rows and columns in anchors))):  # noqa: PLR2004
         return OutputFormat.YOLO_HEAD
     raise unsupported(model)
 
@@ -309,7 +315,7 @@ def _identify_table(model: ModelConfig, hints: ModelParameters, dims: list[int],
 def _count_classes(output_format: OutputFormat, dims: list[int]) -> int:
     match output_format:
         case OutputFormat.YOLO_HEAD:
-            return dims[0] - 4
+            return (dims[1] if dims[0] > dims[1] > 0 else dims[0]) - 4
         case OutputFormat.RTDETR:
             return dims[1] - 4
         case OutputFormat.YOLOV5_HEAD | OutputFormat.YOLOX_HEAD:

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 from app.errors import InvalidImage, InvalidModelOutput
 from app.model.spec import DECODED, ModelSpec
 
+MAX_PROBABILITY = 1.02
+"""Up to which probabilities are clipped to 1: FP16 and INT8 round to slightly more."""
+
 
 def take_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
     """Return the tensors of a model's head without the batch dimension; raises InvalidImage if it could not decode the image."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from app.errors import UnsupportedModel, WrongTask
 from app.model.golden import SAMPLE
-from app.model.heads import Head, HeadType, read_head, unsupported
+from app.model.heads import DetectionHead, Head, HeadType, read_head, unsupported
 from app.model.reference import refer_to
 from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placement, PlainParameters, Resize, read_parameters
 
@@ -33,7 +33,7 @@ _TEXT_SIDE, _MAX_TEXT_SIDE = 736, 2048
 # 224 of 256 pixels, the usual preprocessing for ImageNet.
 _CROP = 0.875
 # What changes neither the pixels of the input nor the outputs that requests get.
-_INSIGNIFICANT = ("source", "licence", "default_version", "golden", "gives_sample")
+_INSIGNIFICANT = ("source", "licence", "default_version", "golden", "gives_sample", "unchecked", "box_units", "doubt")
 # Larger files are rare; they are sent inline in the request.
 _MAX_SHARED_FILE_BYTES = 1 << 20
 
@@ -80,6 +80,10 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
     """Whether the model also has the output `DECODED`."""
     gives_sample: bool = False
     """Whether the model also has the output `SAMPLE`."""
+    box_units: Literal["pixels", "normalized"] | None = "pixels"
+    """Unit of a detector's boxes; None if nothing tells it, and pixels are assumed."""
+    doubt: str = ""
+    """Why the rows that the model gave when it was loaded are not of its head; empty if they may be."""
     resize: Resize
     placement: Placement
     crop: float
@@ -96,6 +100,11 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
             return own
         alone = "" if own.task.startswith("text_") else f" or /predict/{self.name}"
         raise WrongTask(f"{self.name} is a {own.noun}, not a {kind.noun}; POST {own.route}{alone} asks it")
+
+    @property
+    def is_checked(self) -> bool | None:
+        """Whether `add` has seen the version find something; None for a model that was not added."""
+        return self.version not in self.unchecked.split(",") if self.golden else None
 
     @cached_property
     def meaning(self) -> bytes:
@@ -222,6 +231,7 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
         head=head,
         tells_decoded=tells_decoded,
         gives_sample=gives_sample,
+        box_units=_read_units(head, hints),
         resize=resize,
         placement=hints.placement or defaults.placement,
         crop=hints.crop or (1.0 if hints.is_ultralytics_classifier else _CROP),
@@ -232,7 +242,18 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
     )
 
 
+def _read_units(head: Head, hints: ModelParameters) -> Literal["pixels", "normalized"] | None:
+    if isinstance(head, DetectionHead) and head.has_normalized_boxes:
+        return "normalized"
+    # The models that `add` composes have pixels.
+    is_known = type(head) is not DetectionHead or hints.golden
+    return "pixels" if is_known else hints.box_units
+
+
 def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat, bool, tuple[int, int]]:
+    if model.sequence_batching is not None:
+        text = f"{model.name} takes sequences only, as its config says with `sequence_batching`"
+        raise UnsupportedModel(text, answers_nothing=True)
     if len(model.input) != 1:
         raise unsupported(model)
     tensor = model.input[0]
@@ -243,6 +264,9 @@ def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat
             raise UnsupportedModel(f"{model.name} takes the encoded file; its config must say `square`, the side of its input")
         return InputFormat.FILE, has_batch_dimension, size
     if len(dims) == 4 and not has_batch_dimension:  # noqa: PLR2004 - explicit batch dimension
+        if dims[0] > 1:
+            text = f"{model.name} takes only batches of {dims[0]} images; export it again with a dynamic batch"
+            raise UnsupportedModel(text, answers_nothing=True)
         dims, has_batch_dimension = dims[1:], True
     if tensor.data_type not in _DTYPES or len(dims) != 3 or 3 not in (dims[0], dims[2]):  # noqa: PLR2004
         raise unsupported(model)

@@ -1,11 +1,12 @@
 """The parts of a model's Triton config that the gateway reads."""
 
-import ast
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from app.model.names import order_names, read_literal
 
 Placement = Literal["center", "top_left"]
 Resize = Literal["letterbox", "center_crop", "stretch", "text", "line"]
@@ -14,7 +15,7 @@ an input whose size follows that of the image, of a page or of a line of text.""
 Interpolation = Literal["bilinear", "bicubic"]
 """Interpolation between the nearest 4 or 16 pixels."""
 ScoreKind = Literal["logits", "probabilities"]
-HeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr"]
+HeadName = Literal["yolo", "yolov5", "yolox", "deepstream", "end_to_end", "rtdetr"]
 _TASKS = {"detect": "detection", "classify": "classification", "segment": "segmentation"}
 """Tasks by Ultralytics' names, where these differ."""
 BYTES = "TYPE_STRING"
@@ -30,6 +31,7 @@ class TensorConfig(msgspec.Struct):
     name: str
     data_type: str
     dims: list[int]
+    label_filename: str = ""
 
 
 class InstanceGroup(msgspec.Struct):
@@ -102,6 +104,7 @@ class PlainParameters(msgspec.Struct, frozen=True, kw_only=True):
     landmarks: tuple[Annotated[float, Meta(ge=0, le=1)], ...] = ()
     match_distance: Annotated[float, Meta(gt=0)] | None = None
     golden: str = ""
+    unchecked: str = ""
 
 
 class ModelParameters(PlainParameters, frozen=True, kw_only=True):
@@ -115,7 +118,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     scale: Annotated[float, Meta(gt=0, le=65535)] | None = None
     square: Annotated[int, Meta(ge=32, le=8192)] | None = None
     head: HeadName | None = None
-    box_units: Literal["pixels", "normalized"] = "pixels"
+    box_units: Literal["pixels", "normalized"] | None = None
     scores: ScoreKind | None = None
     iou: Annotated[float, Meta(ge=0, le=1)] | None = None
     device: Literal["cpu", "gpu"] = "cpu"
@@ -131,12 +134,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
         """Return the class names in the order of their ids; empty if the config has none."""
         if labels := _split(self.labels, "labels"):
             return labels if self.task == "text_recognition" else tuple(map(str.strip, labels))  # a space is a character
-        names = self._exporter_metadata().get("names")
-        if isinstance(names, list):
-            return tuple(map(str, names))
-        if not isinstance(names, dict) or names.keys() != set(range(len(names))):
-            return ()
-        return tuple(str(names[index]) for index in range(len(names)))
+        return order_names(self._exporter_metadata().get("names"))
 
     @property
     def task(self) -> object:
@@ -176,10 +174,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
         return ()
 
     def _exporter_metadata(self) -> dict[str, Any]:
-        try:
-            value = ast.literal_eval(self.metadata) if self.metadata else {}
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # everything that literal_eval raises
-            return {}
+        value = read_literal(self.metadata)
         return value if isinstance(value, dict) else {}
 
 
@@ -187,7 +182,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
 @lru_cache(64)
 def _split(names: str, parameter: str) -> tuple[str, ...]:
     if not names.startswith("["):
-        return tuple(names.split(",")) if names else ()
+        return tuple(names.split(",") if "," in names else names.splitlines())
     try:
         return msgspec.json.decode(names, type=tuple[str, ...])
     except msgspec.DecodeError as error:

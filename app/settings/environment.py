@@ -1,6 +1,7 @@
 """Read the settings from the environment."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,12 +16,17 @@ _INTERNAL = "INTERNAL_"
 """Begins the names of variables, without the prefix, that the processes of Nereid pass on to each other."""
 _OF_CLIENTS = "KEY"
 """A variable, without the prefix, that clients read, and that may be exported in the shell that starts a gateway, too."""
+_OF_SERVICES = re.compile(
+    r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)=.*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=.*|PORT=(tcp|udp|sctp)://.*)"
+)
+"""Variables, without the prefix, that Kubernetes sets in a pod for each service there, such as one with the name `nereid`."""
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; an empty variable counts as unset. Raises SettingsError for an unknown variable or a wrong value."""
     given = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX)}
     given = {name: value for name, value in given.items() if not name.startswith(_INTERNAL) and name != _OF_CLIENTS}
+    given = {name: value for name, value in given.items() if not _OF_SERVICES.fullmatch(f"{name}={value}")}
     known = {name.upper() for name in Settings.__struct_fields__}
     if unknown := sorted(given.keys() - known):
         similar = suggestion(unknown[0], sorted(known), prefix=PREFIX)

@@ -21,6 +21,9 @@ DIALECTS = ("deepstack", "roboflow", "ultralytics", "nim", "kserve")
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 
+SIZES = ("max_megapixels", "max_megapixels_non_jpeg", "max_file_size_mb", "max_batch_size_mb")
+"""The settings with the maximum sizes of images and bodies."""
+
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All settings, and what follows from them. The reference is generated from the docstrings of the fields."""
@@ -38,12 +41,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Instances of the API that `serve` runs, each on a unix socket `nereid-N.sock`, for a proxy in front of them. 0: one, on
     `socket`, or on host and port."""
     trusted_proxies: str = ""
-    """Addresses and networks of proxies, separated by commas, whose `X-Real-IP` is the client's address. It is always trusted on a
-    unix socket. Empty: none."""
+    """Addresses and networks of proxies, separated by commas, that name the client's address: in `X-Real-IP`, or as the last
+    address in `X-Forwarded-For` or `Forwarded` that is not one of them. On a unix socket, any is trusted. Empty: none."""
     api_keys_file: str = ""
     """TOML file of the API keys, read again when it changes. Empty: no key is needed."""
     workers: Annotated[int, Meta(ge=0, le=256)] = 0
-    """API processes per instance. 0: one per core, within the CPU quota of the container."""
+    """API processes per instance. 0: one per core, within the CPU quota of the container; fewer if a quarter of the memory is too
+    little for them, at 140 MiB each."""
     worker_max_age_seconds: Annotated[int, Meta(ge=0, le=10**8)] = 0
     """Age at which an API process is replaced, at least 60 seconds; up to a tenth more or less. 0: never."""
     worker_max_memory_mb: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
@@ -126,10 +130,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     url_hosts: str = ""
     """Hosts from which images may be fetched by https, separated by commas: `images.example.org`, `*.example.org` for all
     subdomains, or `*` for any host; with `:port` if it is not 443. Only public IP addresses are allowed. Empty: none."""
-    max_megapixels: Annotated[float, Meta(gt=0, le=178)] = 50.0
-    """Maximum size of an image in millions of pixels, checked in its header."""
+    max_megapixels: Annotated[float, Meta(gt=0, le=178)] = 52.0
+    """Maximum size of an image in millions of pixels, checked in its header. This, and the sizes of files, are lower where
+    the memory is too little for the largest image."""
     max_megapixels_non_jpeg: Annotated[float, Meta(gt=0, le=178)] = 25.0
-    """The same for images that cannot be decoded at a reduced size (all formats except JPEG), if it is lower."""
+    """The same for images that cannot be decoded at a reduced size (all formats except JPEG), if it is lower; twice as many for the
+    HEICs of phones (8 bits, 4:2:0), and half as many for AVIF, because a pixel takes less or more memory."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Minimum level of log messages, which are text on a terminal and lines of JSON elsewhere."""
     slow_request_ms: Annotated[float, Meta(ge=0, le=10_000_000)] | None = None
@@ -265,6 +271,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def cache_memory_bytes(self) -> int:
         """Size of the results that are cached in the memory of this host, in bytes."""
         return self.cache_mb << 20 if self.cache == "memory" else 0
+
+    def shrunk(self, fraction: float) -> "Settings":
+        """Return these settings with a fraction of the sizes of images and bodies."""
+        return (
+            msgspec.structs.replace(self, **{name: round(fraction * getattr(self, name), 2) for name in SIZES})
+            if fraction < 1
+            else self
+        )
 
     @property
     def max_pixels(self) -> int:

@@ -5,6 +5,7 @@ exports the spans; spans that it cannot export in time are dropped.
 """
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 
 _FLUSH_SECONDS = 3.0
+_PROTOCOL = "http/protobuf"
 _FIRST_SERVER_ERROR = 500
 # Other methods are recorded as `_OTHER`, because callers can invent them.
 _METHODS = {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"}
@@ -87,7 +89,8 @@ class Tracing:
         ours = Resource({"service.name": "nereid", "service.version": __version__})
         resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        if (exporter := _exporter()) is not None:
+            self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("nereid", __version__)
 
     def start(self, parent: TraceContext | None, timing: Timing, method: str, path: str) -> RequestSpan:
@@ -100,6 +103,20 @@ class Tracing:
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, _FLUSH_SECONDS)
+
+
+def _exporter() -> OTLPSpanExporter | None:
+    """Make the exporter that OpenTelemetry's variables name, if any; raise ValueError for one that is not OTLP over HTTP."""
+    name = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
+    variable = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+    if variable not in os.environ:
+        variable = "OTEL_EXPORTER_OTLP_PROTOCOL"
+    protocol = os.environ.get(variable) or _PROTOCOL
+    if name not in {"otlp", "none"}:
+        raise ValueError(f"OTEL_TRACES_EXPORTER={name} is not supported; unset it, or set it to otlp or none")
+    if protocol != _PROTOCOL:
+        raise ValueError(f"{variable}={protocol} is not supported; set it to {_PROTOCOL}, for which collectors listen on port 4318")
+    return OTLPSpanExporter() if name == "otlp" else None
 
 
 def _to_context(parent: TraceContext | None) -> Context:

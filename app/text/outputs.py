@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import InvalidModelOutput
-from app.model.outputs import expect_shape, take_outputs
+from app.model.outputs import MAX_PROBABILITY, expect_shape, take_outputs
 from app.model.spec import ModelSpec
 
 
@@ -20,9 +20,9 @@ def decode_map(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[
     expect_shape(spec, found, (None, None))
     if found.dtype == np.uint8:
         return found
-    if not (found.size and found.min() >= 0 and found.max() <= 1):
+    if not (found.size and found.min() >= 0 and found.max() <= MAX_PROBABILITY):
         raise InvalidModelOutput(f"{spec.name} returned probabilities outside 0 to 1")
-    scaled: NDArray[np.uint8] = np.rint(found * 255).astype(np.uint8)
+    scaled: NDArray[np.uint8] = np.rint(np.minimum(found, 1) * 255).astype(np.uint8)
     return scaled
 
 
@@ -42,9 +42,9 @@ def decode_steps(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> TextSt
     expect_shape(spec, scores, classes.shape)
     if classes.size and not (classes.min() >= 0 and classes.max() < len(spec.labels)):
         raise InvalidModelOutput(f"{spec.name} returned classes that have no label")
-    if scores.size and not (scores.min() >= 0 and scores.max() <= 1.001):  # noqa: PLR2004 - FP16 may round slightly above one
+    if scores.size and not (scores.min() >= 0 and scores.max() <= MAX_PROBABILITY):
         raise InvalidModelOutput(f"{spec.name} returned scores outside 0 to 1")
-    return TextSteps(classes, scores.astype(np.float32))
+    return TextSteps(classes, np.minimum(scores.astype(np.float32), 1))
 
 
 def read_text(steps: TextSteps, labels: Sequence[str]) -> tuple[str, float]:

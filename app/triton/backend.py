@@ -14,7 +14,7 @@ from app.triton.client import TritonClient
 from app.triton.model_on_server import ModelOnServer
 from app.triton.regions import Regions
 from app.triton.silence import Silence
-from app.triton.specs import SpecCache
+from app.triton.specs import Completion, SpecCache
 
 # Interval of checks for models that Triton did not have.
 _LOOK_AGAIN_SECONDS = 5.0
@@ -32,11 +32,11 @@ class _Comparison(NamedTuple):
 class TritonBackend:
     """One Triton, with what this worker knows about it as a whole."""
 
-    def __init__(self, client: TritonClient, table: WorkerTable) -> None:
+    def __init__(self, client: TritonClient, table: WorkerTable, completion: Completion | None = None) -> None:
         self.client = client
         self.table = table
         self.silence = Silence(client, table)
-        self.specs = SpecCache(client)
+        self.specs = SpecCache(client, completion)
         self.regions = Regions(client)
         self.new_images = 0
         """Images sent to this Triton that `take_new_images` has not returned yet."""

@@ -1,11 +1,13 @@
 """Cache of the specs of a Triton's models."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from copy import copy
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import structlog
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion
 from app.model.reference import refer_to, split_reference
@@ -21,6 +23,8 @@ _KEEP_SECONDS = 5.0
 # For how long, and for how many models, an error is repeated without a call to Triton.
 _ABSENT_SECONDS, _MAX_ABSENT = 1.0, 1000
 
+LOG = structlog.get_logger()
+
 
 class _Known(NamedTuple):
     spec: ModelSpec
@@ -30,11 +34,23 @@ class _Known(NamedTuple):
     """When to read the config again, on the `time.monotonic` clock."""
 
 
+class Completion(NamedTuple):
+    """What is found out of models whose configs leave it open."""
+
+    name_classes: Callable[[dict[str, Any]], dict[str, Any]]
+    """Returns a config with the class names that lie beside it; it may block."""
+    decide_units: Callable[[TritonClient, ModelSpec], Awaitable[ModelSpec]]
+    """Returns the spec with the unit of its boxes; raises GatewayError if the model does not answer."""
+
+
 class SpecCache:
     """Specs of models by reference, read again every few seconds in the background, and kept while Triton is not available."""
 
-    def __init__(self, client: TritonClient) -> None:
+    def __init__(self, client: TritonClient, completion: Completion | None = None) -> None:
         self._client = client
+        self._completion = completion
+        self._decided: dict[str, tuple[ModelSpec, int, ModelSpec]] = {}
+        """By reference the spec of the config, the number of the connection, and the spec with the unit of its boxes."""
         self._specs: dict[str, _Known] = {}
         self._absent: dict[str, tuple[GatewayError, float]] = {}
         """Errors for models that Triton does not have, and until when they are repeated."""
@@ -132,6 +148,23 @@ class SpecCache:
     def _meaning(self, model: str) -> list[str]:
         return [name for name, known in self._specs.items() if model in {name, known.spec.reference}]
 
+    async def _decide(self, spec: ModelSpec, completion: Completion) -> ModelSpec:
+        own, connection, decided = self._decided.get(spec.reference, (None, 0, spec))
+        if own == spec and connection == self._client.connection:
+            return decided
+        try:
+            decided = await completion.decide_units(self._client, spec)
+        except GatewayError:  # it is asked again when its config is read again
+            return spec
+        self._decided[spec.reference] = spec, self._client.connection, decided
+        if decided.doubt:
+            LOG.warning("the rows of a model are not of its head", model=spec.reference, reason=decided.doubt)
+        elif decided.box_units is None:
+            LOG.warning("nothing tells the unit of a model's boxes; pixels are assumed", model=spec.reference)
+        else:
+            LOG.info("the rows of a model tell the unit of its boxes", model=spec.reference, box_units=decided.box_units)
+        return decided
+
     async def _refresh(self, model: str) -> None:
         try:
             await self.read(model)
@@ -143,9 +176,14 @@ class SpecCache:
     async def _read(self, model: str) -> ModelSpec:
         name, version = split_reference(model)
         try:
-            spec = from_triton_config(*await self._client.read_config(model), is_pinned=bool(version))
+            config, newest = await self._client.read_config(model)
+            if self._completion is not None:
+                config = await asyncio.to_thread(self._completion.name_classes, config)
+            spec = from_triton_config(config, newest, is_pinned=bool(version))
             if spec.default_version and not version:
                 spec = await self._read(refer_to(name, spec.default_version))
+            elif spec.box_units is None and self._completion is not None:
+                spec = await self._decide(spec, self._completion)
         except UnknownModel as error:
             states: dict[str, ModelState] | None = None
             with suppress(GatewayError):  # Triton may restrict its repository

@@ -1,9 +1,11 @@
 """Add a network to the model repository: recognise it, compose its model, check it, and make it the default version."""
 
+import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -15,8 +17,9 @@ import numpy as np
 
 from app.cascade import catalog
 from app.host.packages import verify_sha256
-from app.host.program import CommandError, NotPossible, first_line
+from app.host.program import CommandError, NotChecked, NotPossible, first_line
 from app.model.golden import Golden
+from app.model.names import parse_names
 from app.model.reference import refer_to, split_reference
 from app.model.spec import ModelSpec, from_triton_config
 from app.telemetry.logging import say
@@ -28,7 +31,7 @@ from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import download, fetch_url
 from app.zoo.inference import interruptible, open_session, run
 from app.zoo.recipe import PIXELS, DetectionRecipe, ObbRecipe, SegmentationRecipe, TextRecognitionRecipe
-from app.zoo.recognize import Options, Recognized, read_hints, recognize
+from app.zoo.recognize import IMAGENET, Options, Recognized, read_hints, recognize
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import NETWORK, PREVIOUS, Repository
 
@@ -36,8 +39,10 @@ if TYPE_CHECKING:
     import onnx
     from onnxruntime import InferenceSession
 
+_LISTS = (".txt", ".yaml", ".yml", ".json", ".names")
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
+_JOIN = "where both are: python -c \"import onnx; onnx.save(onnx.load('NAME.onnx'), 'whole.onnx')\""
 # Production's largest batch of masks and oriented boxes: the gateway's event loop copies the prototypes of all images at once, and
 # a million pairs of oriented candidates may be compared for each image.
 _HEAVY_BATCH = 8
@@ -48,6 +53,7 @@ _SHARED = (
     *("task", "size", "resize", "placement", "crop", "interpolation", "pad", "widths"),
     *("iou", "prototypes", "keypoints", "keypoint_names", "dimensions", "landmarks", "match_distance"),
 )
+_IMAGENET_MEAN, _IMAGENET_STD = (",".join(map(str, IMAGENET[name])) for name in ("mean", "std"))
 _SHOWN_LABELS = 8
 _MAX_LABELS, _MAX_TEXT = 20_000, 256
 
@@ -68,6 +74,8 @@ class Request(NamedTuple):
     """Entry of the registry, which says what the others leave out; without a source, it is downloaded."""
     sha256: str | None = None
     """SHA-256 that the file must have; if None, that of `published`, or any."""
+    is_accepted: bool = False
+    """Whether to add a detector that finds nothing in `samples`."""
     is_production: bool = False
     """Whether to make the model in FP16 as well, which is made in any case if the versions so far have it."""
 
@@ -81,12 +89,12 @@ def read_options(given: Mapping[str, Any], *, may_read_files: bool = True) -> Op
     """Read the options of the command line, of which `labels` may name a file; raise CommandError if one is not valid."""
     texts = {name: given[name] for name in Options.__struct_fields__ if given.get(name) is not None}
     if "labels" in texts:
-        path = Path(texts["labels"])
-        texts["labels"] = (
-            read_labels(path)
-            if may_read_files and (path.suffix == ".txt" or path.is_file())
-            else [label.strip() for label in texts["labels"].split(",")]
-        )
+        text: str = texts["labels"]
+        if may_read_files and (text.endswith(_LISTS) or os.path.isfile(text)):  # noqa: PTH113 - Path's raises if it is too long
+            texts["labels"] = read_labels(Path(text))
+        else:
+            is_list = "," in text and not text.lstrip().startswith(("[", "{"))
+            texts["labels"] = [label.strip() for label in text.split(",")] if is_list else parse_names(text)
     if "size" in texts:
         sides = texts["size"].split("x")
         texts["size"] = sides if len(sides) > 1 else sides * 2
@@ -142,14 +150,15 @@ def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: D
     (scratch / NETWORK).write_bytes(build(content, recognized, batch=batch).SerializeToString())
     spec = spec_of(name, new, scratch)
     canvases = check.draw_samples(request.samples or check.SAMPLES, spec)
-    report = _check(open_session(content), without_floor, recognized, canvases)
+    report = _check(open_session(content), without_floor, recognized, canvases, request)
     golden = _run(scratch / NETWORK, new, spec, request.title)
     new = msgspec.structs.replace(new, golden={**new.golden, str(new.default_version): golden})
     reference = refer_to(name, new.default_version)
-    if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe) and not request.published:
-        say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
-    if report.has_fractions and new.recipe.head in PIXELS:
-        say("warning: boxes look like fractions of the input; if so: nereid add ... --box-units normalized")
+    if isinstance(new.recipe, DetectionRecipe) and not request.published:
+        _say_what_was_checked(reference, request, report, new.recipe)
+        version = str(new.default_version)
+        others = {number for number in new.unchecked if number != version}
+        new = msgspec.structs.replace(new, unchecked=(*sorted(others, key=int), *([] if report.boxes else [version])))
     if old is not None and isinstance(new.recipe, DetectionRecipe):
         previous = scratch.parent / name / str(old.default_version) / NETWORK
         _compare(refer_to(name, old.default_version), previous, reference, scratch / NETWORK, canvases)
@@ -202,7 +211,7 @@ def _read(file: Path, request: Request) -> bytes:
         import onnx  # noqa: PLC0415 - heavy, and not installed if only the API runs
         import onnxruntime  # noqa: F401, PLC0415
 
-        from app.zoo.compose import load_network  # noqa: PLC0415
+        from app.zoo.compose import load_network, use_known_names  # noqa: PLC0415
     except ImportError as error:
         raise NotPossible("onnx and onnxruntime are not installed; use ./just, or install nereid-gateway[models]") from error
     try:
@@ -211,16 +220,29 @@ def _read(file: Path, request: Request) -> bytes:
         weights = {tensor.name for tensor in network.graph.initializer}
         for value in [value for value in network.graph.input if value.name in weights]:  # as in old files
             network.graph.input.remove(value)
+        use_known_names(network)
         content = bytes(network.SerializeToString())
     except OSError as error:
         raise CommandError(f"{error.filename or title} cannot be read: {error.strerror or error}") from error
     except MemoryError:
         raise
     except Exception as error:  # onnx has its own exception for every kind of broken file
+        if places := _missing_weights(file):
+            raise CommandError(f"{title} has its weights in {places}, not beside it; {_JOIN}") from error
         raise CommandError(f"{title} is not a complete ONNX network: {first_line(error)}; {_EXPORT}") from error
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(network)):  # which ONNX Runtime would read
         raise CommandError(f"{title} has weights in other files where onnx does not expect them; {_EXPORT}")
     return content
+
+
+def _missing_weights(file: Path) -> str:
+    import onnx  # noqa: PLC0415
+
+    names: set[str] = set()
+    with suppress(Exception):  # of a broken file, nothing is known
+        for tensor in _tensors(onnx.load(file, load_external_data=False)):
+            names |= {_printable(entry.value) for entry in tensor.external_data if entry.key == "location"}
+    return ", ".join(name for name in sorted(names) if Path(name).name == name and not (file.parent / name).is_file())
 
 
 def _tensors(message: Any) -> "Iterator[onnx.TensorProto]":  # noqa: ANN401 - any message of ONNX
@@ -281,10 +303,10 @@ def _describe(  # noqa: PLR0913, PLR0917 - what is known of the network, and of 
     name_of_file = "" if request.source == "-" else Path(urlsplit(request.source).path).name
     labels, source = tuple(map(_printable, recognized.labels)), _printable(entry.source if entry else name_of_file)
     # Before its characters, a recogniser of text has the blank.
-    if not all(labels[1:] if isinstance(recognized.recipe, TextRecognitionRecipe) else labels) or (
-        len(labels) > _MAX_LABELS or max(map(len, (*labels, licence))) > _MAX_TEXT
-    ):
-        limit = f"{_MAX_LABELS} classes, with names of 1 to {_MAX_TEXT} characters, and a licence as long"
+    if "" in labels[isinstance(recognized.recipe, TextRecognitionRecipe) :]:
+        raise CommandError(f"class {labels.index('')} of {request.title} has no name: say --labels with a name for each class")
+    if len(labels) > _MAX_LABELS or max(map(len, (*labels, licence))) > _MAX_TEXT:
+        limit = f"{_MAX_LABELS} classes, with names of up to {_MAX_TEXT} characters, and a licence as long"
         raise CommandError(f"{request.title} has more than {limit}")
     if old is None:
         is_heavy = isinstance(recognized.recipe, SegmentationRecipe | ObbRecipe)
@@ -304,7 +326,7 @@ def _describe(  # noqa: PLR0913, PLR0917 - what is known of the network, and of 
     for version, known in reversed(old.versions.items()):
         if known == digest and old.recipe == recognized.recipe:
             lacks_half = request.is_production and old.labels == labels and not (folder / version / configs.HALF).is_file()
-            if entry or lacks_half:
+            if entry or lacks_half or version in old.unchecked:
                 return msgspec.structs.replace(old, default_version=int(version))
             reference = refer_to(name, version)
             raise CommandError(f"{reference} is this very file; to make it the default version: nereid use {reference}")
@@ -346,7 +368,11 @@ def _run(model: Path, new: Description, spec: ModelSpec, title: str) -> Golden:
 
 
 def _check(
-    network: "InferenceSession", model: "InferenceSession", recognized: Recognized, canvases: Sequence[check.Canvas]
+    network: "InferenceSession",
+    model: "InferenceSession",
+    recognized: Recognized,
+    canvases: Sequence[check.Canvas],
+    request: Request,
 ) -> check.Report:
     recipe, labels = recognized.recipe, len(recognized.labels)
     report = check.check(network, model, recipe, labels, canvases)
@@ -357,9 +383,35 @@ def _check(
         raise CommandError(
             f"the composed model and the network agree only in {report.f1:.1%} of a sample's results; is its head {recipe.head}?"
         )
+    if report.has_shares and not (request.options.head or request.published):
+        raise CommandError(
+            f"{request.title} gives numbers from 0 to 1: say --head probabilities, or --head logits if softmax follows"
+        )
+    if report.has_fractions and recipe.head in PIXELS:
+        raise CommandError(f"{request.title} has boxes in fractions of the input: say --box-units normalized")
     if report.classes > labels:
         raise CommandError(f"it found class {report.classes - 1}, but there are {labels} labels, from 0: say --labels a,b,c")
     return report
+
+
+def _say_what_was_checked(reference: str, request: Request, report: check.Report, recipe: DetectionRecipe) -> None:
+    if report.boxes >= check.MIN_BOXES:
+        return
+    if report.boxes:
+        say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
+        return
+    options = [
+        f"--channels {'RGB' if recipe.channels == 'BGR' else 'BGR'}",
+        f"--scale {255 if recipe.scale == 1 else 1}",
+        f"--resize {'letterbox' if recipe.resize == 'stretch' else 'stretch'}",
+        *([] if any(recipe.mean) else [f"--mean {_IMAGENET_MEAN} --std {_IMAGENET_STD}"]),
+    ]
+    hint = f"if it should, try {', '.join(options)}, or another --head"
+    if request.samples and not request.is_accepted:
+        raise NotChecked(f"{request.title} finds nothing in the pictures in {request.samples}; {hint}; --accept adds it as it is")
+    where = f"the pictures in {request.samples}" if request.samples else "the photos that are built in"
+    more = "" if request.samples else ": give --samples FOLDER of pictures with its objects"
+    say(f"warning: {reference} is not checked, because it finds nothing in {where}{more}; {hint}")
 
 
 def _summary(reference: str, new: Description, report: check.Report, *, is_single: bool) -> str:

@@ -17,15 +17,19 @@ from app.host.program import ROOT, CommandError
 from app.imaging.decode import decode
 from app.imaging.fit import canvas_size, fit_for
 from app.imaging.header import PixelLimits, read_header
+from app.model.anchors import is_transposed
 from app.model.golden import MEANS, Golden, picture
+from app.model.outputs import MAX_PROBABILITY
 from app.model.spec import ModelSpec
 from app.obb import boxes as obb
 from app.pipeline.golden import read_golden
 from app.pipeline.probe import smallest_size
-from app.zoo.inference import run
+from app.zoo.inference import TYPES, run
 from app.zoo.recipe import (
     FRACTIONS,
     PIXELS,
+    SIZES,
+    TENSORS,
     ClassificationRecipe,
     DetectionRecipe,
     EmbeddingRecipe,
@@ -60,7 +64,6 @@ _BATCH_TOLERANCES = {
     "scores": _SCORE_TOLERANCE,
     "embedding": 1e-2,
 }
-_MAX_SCORE = 1.001
 _LIMITS = PixelLimits(50_000_000, 50_000_000)
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -80,6 +83,8 @@ class Report(NamedTuple):
     """Time of the model for one image with one thread."""
     is_plausible: bool
     """Whether all scores are between 0 and 1, and no box lies far outside of the input."""
+    has_shares: bool
+    """Whether the logits of a classifier look like probabilities."""
     classes: int
     """Number of classes, as far as they were seen."""
 
@@ -119,6 +124,7 @@ def check(
 ) -> Report:
     """Compare a model, composed without a floor of its scores, with its network of this many classes."""
     rates, boxes, has_fractions, seconds, last_class, is_plausible = [], 0, True, [], -1, True
+    has_shares = recipe.head == "logits"
     for canvas in canvases:
         outputs = run(network, _feed(network, canvas, recipe))
         start = perf_counter()
@@ -128,6 +134,7 @@ def check(
             (values,) = outputs.values()
             rates.append(_agree(found, values[0], recipe))
             is_plausible &= bool(np.isfinite(values).all()) if recipe.head in {"embedding", "logits"} else _is_share(values)
+            has_shares &= _is_share(values)
             continue
         expected, own = textbook(outputs, recipe, classes), detections(found)
         rates.append(agreement(own, expected, _MIN_OVERLAP, _SCORE_TOLERANCE))
@@ -139,7 +146,7 @@ def check(
         seen = own.boxes[own.scores >= CONFIDENCE]
         boxes += len(seen)
         has_fractions &= not len(seen) or float(np.abs(seen).max()) <= 2  # noqa: PLR2004 - pixels of a detector's input are more
-    return Report(min(rates), boxes, has_fractions and boxes > 0, 1e3 * min(seconds), is_plausible, last_class + 1)
+    return Report(min(rates), boxes, has_fractions and boxes > 0, 1e3 * min(seconds), is_plausible, has_shares, last_class + 1)
 
 
 def _agree(found: Tensors, own: NDArray[Any], recipe: ClassificationRecipe | NamedRecipe) -> float:
@@ -187,9 +194,14 @@ def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candida
             found = nms.from_yolox(first, recipe.size, 0)
         elif recipe.head == "yolov5":
             found = nms.from_yolov5(first, 0)
-        elif recipe.head in {"end_to_end", "rtdetr_topk"}:
-            boxes = first[:, :4] if recipe.head == "end_to_end" and not is_obb else nms.to_corners(first[:, :4])
-            found = Candidates(boxes, first[:, 4], first[:, 5].astype(np.int32), first[:, 6:] if recipe.features else None)
+        elif recipe.head in {"end_to_end", "rtdetr_topk", "deepstream"}:
+            boxes = first[:, :4] if recipe.head != "rtdetr_topk" and not is_obb else nms.to_corners(first[:, :4])
+            class_ids = np.round(first[:, 5]).astype(np.int32)
+            found = Candidates(boxes, first[:, 4], class_ids, first[:, 6:] if recipe.features else None)
+        elif recipe.head == "four_tensors":
+            count = int(tensors["num_dets"][0])
+            boxes, scores, class_ids = (tensors[name][:count] for name in TENSORS["four_tensors"][1:])
+            found = Candidates(boxes, scores, np.round(class_ids).astype(np.int32))
         elif recipe.head == "dfine":
             found = Candidates(tensors["boxes"], tensors["scores"], outputs["labels"][0].astype(np.int32))
         elif recipe.head == "rfdetr":
@@ -198,11 +210,12 @@ def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candida
             class_ids = np.tile(np.arange(classes, dtype=np.int32), len(logits))
             found = Candidates(boxes, (1 / (1 + np.exp(-logits))).ravel(), class_ids)
         else:
-            found = nms.from_yolo(first if recipe.head == "yolo" else first.T, 0, recipe.features)
+            is_upright = recipe.head == "yolo" and not is_transposed(first.shape, recipe.size)
+            found = nms.from_yolo(first if is_upright else first.T, 0, recipe.features)
         if recipe.head in FRACTIONS or (recipe.head in PIXELS and recipe.box_units == "normalized"):
             found = found._replace(boxes=found.boxes * size)
         found = found.take(np.flatnonzero(found.scores > 0))  # other rows are padding
-        found = found.take(np.argsort(-found.scores, kind="stable"))
+        found = found.take(np.argsort(-found.scores, kind="stable")[: nms.MAX_CANDIDATES])
         if recipe.iou == 1:
             return found
         return found.take((obb if is_obb else nms).suppress(found, found.class_ids, recipe.iou))
@@ -217,7 +230,7 @@ def golden(session: "InferenceSession", spec: ModelSpec) -> Golden:
 
 
 def _is_share(scores: NDArray[Any]) -> bool:
-    return bool(((scores >= 0) & (scores <= _MAX_SCORE)).all())
+    return bool(((scores >= 0) & (scores <= MAX_PROBABILITY)).all())
 
 
 def agreement(  # noqa: PLR0913 - what is equal
@@ -247,13 +260,15 @@ def agreement(  # noqa: PLR0913 - what is equal
 def _feed(network: "InferenceSession", canvas: Canvas, recipe: Recipe) -> dict[str, NDArray[Any]]:
     rgb = canvas if recipe.channels == "RGB" else canvas[:, :, ::-1]
     normalized = (rgb / np.float64(recipe.scale) - recipe.mean) / recipe.std
+    is_turned = isinstance(recipe, DetectionRecipe) and recipe.sizes == "height_width"
     feed: dict[str, NDArray[Any]] = {}
     for tensor in network.get_inputs():
-        if tensor.name == "orig_target_sizes":
-            feed[tensor.name] = np.array([recipe.size], np.int64)
-        else:
-            dtype = np.float16 if tensor.type == "tensor(float16)" else np.float32
-            feed[tensor.name] = np.ascontiguousarray(normalized.transpose(2, 0, 1)[None], dtype)
+        value = (
+            np.array([recipe.size[::-1] if is_turned else recipe.size])
+            if tensor.name == SIZES
+            else normalized.transpose(2, 0, 1)[None]
+        )
+        feed[tensor.name] = np.ascontiguousarray(value, TYPES[tensor.type])
     return feed
 
 

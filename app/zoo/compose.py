@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import onnx
@@ -14,7 +14,7 @@ from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 from app.zoo import heads
 from app.zoo.graph import FP32, IR_VERSION, OPSET, Graph, Output, join
 from app.zoo.networks import centerface, dlib_resnet, efficientnet
-from app.zoo.recipe import SIZES, TENSORS, Architecture, Recipe, SegmentationRecipe
+from app.zoo.recipe import ALIASES, SIZES, TENSORS, Architecture, DetectionRecipe, Recipe, SegmentationRecipe
 
 _ARCHITECTURES: dict[Architecture, Callable[[Path], onnx.ModelProto]] = {
     "efficientnet_lite0": efficientnet.load,
@@ -22,6 +22,8 @@ _ARCHITECTURES: dict[Architecture, Callable[[Path], onnx.ModelProto]] = {
     "centerface": centerface.load,
     "dlib_resnet": dlib_resnet.load,
 }
+_WHOLE = {"dfine": ("labels",), "four_tensors": ("num_dets", "det_classes")}
+"""Outputs of heads that are whole numbers."""
 _PREFIX = re.compile("network(-[0-9a-f]{8})?/")
 _INPUTS = {"before/pixels": "before/pixels", "before/sizes": SIZES}
 """What the network in a composed model takes, and the names for that alone; its own name of the image may be used inside of it."""
@@ -55,7 +57,7 @@ def compose_model(
     network = _convert(network, version)
     if batch is None:
         _free_batch(network)
-    _use_fp32(network)
+    _unify_types(network, recipe)
     before, after = _convert(_preprocessing(recipe), version), _convert(after, version)
     digest = _digest(before, network, after)
     # Prefixes make the internal names of the graphs unique; the external names are the model's interface.
@@ -111,6 +113,15 @@ def dims(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
+def use_known_names(network: onnx.ModelProto) -> None:
+    """Give an input of sizes, and outputs with names in `ALIASES`, the names by which they are known here."""
+    own = {value.name for value in network.graph.output}
+    known = next((dict(zip(alias, names, strict=True)) for alias, names in ALIASES.items() if own == {*alias}), {})
+    known |= {value.name: SIZES for value in network.graph.input if dims(value)[1:] == (2,)}
+    if known.keys() - {SIZES}:
+        _rename(network.graph, lambda name: known.get(name, name))
+
+
 def _digest(*parts: onnx.ModelProto) -> str:
     # ONNX Runtime finds a TensorRT engine in its cache by names only, not by weights or shapes: `TRTGenerateId`, issue 32254.
     sha256 = hashlib.sha256()
@@ -130,10 +141,15 @@ def _preprocessing(recipe: Recipe) -> onnx.ModelProto:
     if mean.any():
         pixels -= mean.astype(np.float32)
     outputs: dict[str, Output] = {"pixels": (pixels / std.astype(np.float32), "FP32", (3, *shape))}
-    if recipe.head == "dfine":
-        sizes = graph.constant(recipe.size).op("Expand", image.op("Shape", start=0, end=1).op("Concat", [2], axis=0))
+    if _takes_sizes(recipe):
+        size = recipe.size[::-1] if recipe.sizes == "height_width" else recipe.size
+        sizes = graph.constant(size).op("Expand", image.op("Shape", start=0, end=1).op("Concat", [2], axis=0))
         outputs["sizes"] = sizes, "INT64", (2,)
     return graph.build("before", outputs)
+
+
+def _takes_sizes(recipe: Recipe) -> TypeGuard[DetectionRecipe]:
+    return isinstance(recipe, DetectionRecipe) and recipe.head == "dfine" and recipe.sizes != "fixed"
 
 
 def _convert(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
@@ -167,24 +183,27 @@ def _free_batch(network: onnx.ModelProto) -> None:
                 shape.CopyFrom(numpy_helper.from_array(np.array([0, *sizes[1:]], np.int64), shape.name))
 
 
-def _use_fp32(network: onnx.ModelProto) -> None:
+def _unify_types(network: onnx.ModelProto, recipe: Recipe) -> None:
+    # Images, boxes and scores become FP32; sizes, counts and class ids INT64.
     graph = network.graph
+    whole = {SIZES, *_WHOLE.get(recipe.head, ())}
     for is_input, values in ((True, graph.input), (False, graph.output)):
         for value in values:
             own, tensor = value.name, value.type.tensor_type
-            if tensor.elem_type == TensorProto.FLOAT16:
-                value.name, tensor.elem_type = f"{own}/fp32", TensorProto.FLOAT
+            kind, due = tensor.elem_type, TensorProto.INT64 if own in whole else TensorProto.FLOAT
+            if kind != due:
+                value.name, tensor.elem_type = f"{own}/{'int64' if own in whole else 'fp32'}", due
                 if is_input:
-                    graph.node.insert(0, helper.make_node("Cast", [value.name], [own], to=TensorProto.FLOAT16))
+                    graph.node.insert(0, helper.make_node("Cast", [value.name], [own], to=kind))
                 else:
-                    graph.node.append(helper.make_node("Cast", [own], [value.name], to=TensorProto.FLOAT))
+                    graph.node.append(helper.make_node("Cast", [own], [value.name], to=due))
 
 
 def _check(network: onnx.ModelProto, recipe: Recipe) -> None:
     inputs, outputs = network.graph.input, network.graph.output
     names = TENSORS.get(recipe.head, ())
     due_outputs = len(names) or 1 + isinstance(recipe, SegmentationRecipe)
-    due, found = (1 + (recipe.head == "dfine"), due_outputs), (len(inputs), len(outputs))
+    due, found = (1 + _takes_sizes(recipe), due_outputs), (len(inputs), len(outputs))
     if due != found or (names and {value.name for value in outputs} != {*names}):
         raise ValueError(f"expected {due[0]} input and {due[1]} output tensors, found {found[0]} and {found[1]}")
     inputs.sort(key=lambda value: value.name == SIZES)

@@ -142,6 +142,7 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
         "formats": "JPEG,PNG,WEBP,BMP" if is_ensemble else None,
         "default_version": description.default_version,
         "golden": msgspec.json.encode(description.golden).decode() if description.golden else None,
+        "unchecked": ",".join(description.unchecked),
         "source": description.source,
         "licence": description.licence,
         "intra_op_thread_count": serving.threads if is_embedded else None,

@@ -10,6 +10,7 @@ from msgspec import Meta
 from app.host import toml
 from app.host.program import CommandError
 from app.model.golden import Golden
+from app.model.names import parse_names
 from app.triton.repository import DESCRIPTION
 from app.zoo.recipe import EmbeddingRecipe, Recipe, TextDetectionRecipe
 
@@ -54,6 +55,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     production: Serving = Serving(max_batch=64)
     golden: dict[str, Golden] = {}
     """What each version finds in the golden picture; those of earlier programs are not known."""
+    unchecked: tuple[str, ...] = ()
+    """Versions that have found nothing in the samples when they were added."""
 
     def __post_init__(self) -> None:
         if not (self.labels or isinstance(self.recipe, TextDetectionRecipe | EmbeddingRecipe)):
@@ -77,12 +80,11 @@ def load(folder: Path) -> Description | None:
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Read class names from a file, one per line; raise CommandError if it cannot be read."""
+    """Read class names from a file, as `parse_names` does; raise CommandError if it cannot be read."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        return parse_names(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"{path}: {getattr(error, 'strerror', error)}") from error
-    return tuple(line.strip() for line in lines if line.strip())
 
 
 def dump(description: Description) -> str:

@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, compose, numpy_helper
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS
-from app.model.anchors import anchor_grid, count_anchors
+from app.model.anchors import anchor_grid, count_anchors, is_transposed
 from app.zoo.graph import FP32, INT32, Graph, Value
 from app.zoo.oriented import suppress_oriented
 from app.zoo.recipe import (
@@ -35,9 +35,9 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
     """Build the graph that follows a network with outputs of these shapes; raise ValueError if they are not the recipe's head.
 
     The inputs are in the order of `TENSORS`, prototypes last; shapes are without the batch, with 0 for dynamic dimensions.
-    `classes` is their number where the shapes allow two: `rfdetr`. The outputs are those of the recipe. A detector also has
-    `DETECTIONS`, x1 y1 x2 y2 in pixels of the input, for oriented boxes before the rotation, by descending score, with zeros past
-    `num_dets`, and `SAMPLE`; a classifier `probabilities` FP32 (batch, classes), of which each row sums to 1.
+    `classes` is their number where the shapes do not tell it: `rfdetr`, `deepstream`. The outputs are those of the recipe. A
+    detector also has `DETECTIONS`, x1 y1 x2 y2 in pixels of the input, for oriented boxes before the rotation, by descending score,
+    with zeros past `num_dets`, and `SAMPLE`; a classifier `probabilities` FP32 (batch, classes).
     """
     graph, kinds = Graph(), recipe.outputs
     if isinstance(recipe, DetectionRecipe):
@@ -73,17 +73,19 @@ def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe
     rows, count = found[0] or count_anchors(recipe.size), found[1]
     if head == "rfdetr" and classes == count + 1:  # no column is unused
         count += 1
+    if head == "deepstream":
+        count = classes or 1
     # Each pair of oriented candidates is compared.
     candidates = min(MAX_CANDIDATES if is_obb else _MAX_PAIRS, rows * count) if recipe.multi_label else min(MAX_CANDIDATES, rows)
     limit = min(MAX_DETECTIONS, rows * count if head == "rfdetr" else candidates)
     if head in RAW_HEADS:
-        cells = _decode_cells(graph, recipe, count)
+        cells = _decode_cells(graph, shapes[0], recipe, count)
         boxes, kept, label, place = _pick(cells, recipe, (rows, count), candidates, limit)
         columns, spread = cells.features, np.linspace(0, rows - 1, ANCHORS_OF_SAMPLE).astype(np.int64)
         sizes = cells.size.op("Gather", spread, axis=2).op("Reshape", [0, -1])
         sample = sizes.op("Concat", cells.size.op("ReduceMean", axes=[2], keepdims=0), axis=1)
     else:
-        boxes, score, label, columns = _decode_rows(graph, recipe, count, limit)
+        boxes, score, label, columns = _decode_rows(graph, recipe, (rows, count), limit)
         place, kept = None, (score > recipe.floor).op("Where", score, 0.0)
         used = (score > 0.0).op("Cast", to=FP32).op("ReduceMean", axes=[1], keepdims=1)
         sample = boxes.op("ReduceMean", axes=[1], keepdims=0).op("Concat", used, axis=1)
@@ -143,10 +145,15 @@ class _Cells(NamedTuple):
     """(batch, features, anchors)."""
 
 
-def _decode_cells(graph: Graph, recipe: DetectionRecipe, classes: int) -> _Cells:
+def _decode_cells(graph: Graph, shape: Sequence[int], recipe: DetectionRecipe, classes: int) -> _Cells:
     if recipe.head == "yolo":
-        columns = graph.input("columns", "channels", "rows")
+        columns = graph.input("columns", "first", "second")
+        columns = columns.swap() if is_transposed(shape, recipe.size) else columns
         return _Cells(*columns.split(2, 2, classes, *_parts(recipe)))
+    if recipe.head == "deepstream":
+        first, last, score, label = graph.input("head", "rows", 6).swap().split(2, 2, 1, 1)
+        ids = label.op("Squeeze", [1]).op("Round").op("Cast", to=TensorProto.INT64)
+        return _Cells((first + last) / 2.0, last - first, ids.op("OneHot", [classes], [0.0, 1.0], axis=1) * score)
     centre, size, objectness, likelihood = graph.input("head", "rows", "channels").swap().split(2, 2, 1, classes)
     if recipe.head == "yolox":
         grid, strides = (graph.constant(np.ascontiguousarray(values.T[None])) for values in anchor_grid(recipe.size))
@@ -154,12 +161,20 @@ def _decode_cells(graph: Graph, recipe: DetectionRecipe, classes: int) -> _Cells
     return _Cells(centre, size, objectness * likelihood)
 
 
-def _decode_rows(graph: Graph, recipe: DetectionRecipe, classes: int, limit: int) -> tuple[Value, Value, Value, Value | None]:
+def _decode_rows(
+    graph: Graph, recipe: DetectionRecipe, counts: tuple[int, int], limit: int
+) -> tuple[Value, Value, Value, Value | None]:
     # Boxes (batch, rows, 4), scores and classes (batch, rows), features (batch, features, rows). A row of several scores counts
-    # only for its best class, as in the detectors' own post-processing, except that of `rfdetr`.
+    # only for its best class, as in the detectors' own post-processing, except that of `rfdetr`. Counts: rows, classes.
+    rows, classes = counts
     if recipe.head == "dfine":
         label = graph.input("label", "rows", kind="INT64")
         return graph.input("boxes", "rows", 4), graph.input("score", "rows"), label, None
+    if recipe.head == "four_tensors":
+        count, boxes = graph.input("count", 1, kind="INT64"), graph.input("boxes", "rows", 4)
+        score, label = graph.input("score", "rows"), graph.input("label", "rows", kind="INT64")
+        is_valid = graph.constant(np.arange(rows)[None]).op("Less", count)
+        return boxes, is_valid.op("Where", score, 0.0), label, None
     if recipe.head == "rfdetr":
         boxes = _to_corners(*graph.input("dets", "rows", 4).swap().split(2, 2)).swap()
         used = graph.input("labels", "rows", "channels").op("Slice", [0], [classes], [2])
@@ -174,7 +189,7 @@ def _decode_rows(graph: Graph, recipe: DetectionRecipe, classes: int, limit: int
     centre, size, score, label, *features = columns.split(2, 2, 1, 1, *_parts(recipe))
     is_centred = recipe.head == "rtdetr_topk" or isinstance(recipe, ObbRecipe)
     corners = _to_corners(centre, size) if is_centred else centre.op("Concat", size, axis=1)
-    label = label.op("Squeeze", [1]).op("Cast", to=TensorProto.INT64)
+    label = label.op("Squeeze", [1]).op("Round").op("Cast", to=TensorProto.INT64)  # FP16 may give 1.999
     return corners.swap(), score.op("Squeeze", [1]), label, features[0] if features else None
 
 

@@ -10,7 +10,10 @@ def describe_models(repository: Repository, usage: Mapping[str, str]) -> Iterato
     """Describe each added model, with what the running Triton says of it, by name, and each cascade, in a line."""
     for name, model in repository.models().items():
         width, height = model.recipe.size
-        versions = ", ".join(f"{number} (default)" if number == str(model.default_version) else number for number in model.versions)
+        notes = dict.fromkeys(model.unchecked, ", not checked")
+        default = {str(model.default_version): "default"}
+        marks = {number: f"{default.get(number, '')}{notes.get(number, '')}".removeprefix(", ") for number in model.versions}
+        versions = ", ".join(f"{number} ({mark})" if mark else number for number, mark in marks.items())
         kind = f"{len(model.labels)} classes" if model.labels else model.recipe.task
         yield f"{name}: {kind}, {width} x {height}, licence {model.licence}, versions {versions}{usage.get(name, '')}"
     for name, cascade in catalog.read(repository.path / catalog.FILE).items():

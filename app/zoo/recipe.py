@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from app.detection.nms import MAX_DETECTIONS, MIN_SCORE
-from app.model.anchors import possible_anchors
+from app.model.anchors import is_transposed, possible_anchors
 from app.model.golden import MEANS, ROWS, SAMPLE
 from app.model.triton_config import Interpolation, Placement, Resize, ScoreKind
 
@@ -20,19 +20,30 @@ _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 Architecture = Literal["efficientnet_lite0", "efficientnet_lite0_features", "centerface", "dlib_resnet"]
 """Networks whose file contains only weights, or has to be changed: `load_network` in `compose` builds them."""
-DetectionHeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"]
+DetectionHeadName = Literal[
+    "yolo", "yolov5", "yolox", "deepstream", "end_to_end", "four_tensors", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"
+]
 FeatureHeadName = Literal["yolo", "end_to_end"]
 """Heads of networks that give features of each object: Ultralytics' for segmentation, poses and oriented boxes."""
-RAW_HEADS = ("yolo", "yolov5", "yolox")
+RAW_HEADS = ("yolo", "yolov5", "yolox", "deepstream")
 """Heads with duplicate detections, which the composed model suppresses. The others find each object once."""
-PIXELS = ("yolo", "yolov5", "end_to_end")
+PIXELS = ("yolo", "yolov5", "deepstream", "end_to_end", "four_tensors", "dfine")
 """Heads whose boxes are in pixels, or in fractions of the input if `box_units` says so."""
 FRACTIONS = ("rtdetr", "rtdetr_topk", "rfdetr")
 """Heads whose boxes are always in fractions of the input."""
-TENSORS = {"rfdetr": ("dets", "labels"), "dfine": ("labels", "boxes", "scores")}
+TENSORS = {
+    "rfdetr": ("dets", "labels"),
+    "dfine": ("labels", "boxes", "scores"),
+    "four_tensors": ("num_dets", "det_boxes", "det_scores", "det_classes"),
+}
 """Names of the outputs of heads of several tensors."""
 SIZES = "orig_target_sizes"
-"""The second input of a network with the head `dfine`, INT64 (batch, 2): width and height that its boxes refer to."""
+"""The second input of a network with the head `dfine`, INT64 (batch, 2): the size that its boxes refer to, as `sizes` says."""
+ALIASES = {
+    ("num_predictions", "pred_boxes", "pred_scores", "pred_classes"): TENSORS["four_tensors"],
+    ("num_detections", "nmsed_boxes", "nmsed_scores", "nmsed_classes"): TENSORS["four_tensors"],
+}
+"""Names of the same outputs in exports of others: YOLO-NAS, TensorRT's older NMS."""
 Outputs = dict[str, tuple[str, tuple[int, ...]]]
 """Types and shapes, without the batch, of the outputs of a composed model."""
 DETECTIONS: Outputs = {
@@ -90,19 +101,23 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
 
     head: DetectionHeadName
     """Format of the outputs, without the batch; the scores are final except where it says otherwise.
-    `yolo`: (4 + classes, anchors) centre, size, scores.
+    `yolo`: (4 + classes, anchors) centre, size, scores; or transposed.
     `yolov5`: (rows, 5 + classes) centre, size, objectness, scores; also of YOLOv6, YOLOv7 and YOLOX exported with decoded boxes.
     `yolox`: (anchors, 5 + classes) as `yolov5`, but centre and size are encoded in cells of the strides 8, 16 and 32.
+    `deepstream`: (anchors, 6) x1 y1 x2 y2 score class, not suppressed, as DeepStream-Yolo exports.
     `end_to_end`: (rows, 6) x1 y1 x2 y2 score class; of oriented boxes centre, size, score, class.
+    `four_tensors`: `num_dets` (1), `det_boxes` (rows, 4) x1 y1 x2 y2, `det_scores` (rows), `det_classes` (rows), of EfficientNMS.
     `rtdetr`: (rows, 4 + classes) centre and size as fractions of the input, scores.
     `rtdetr_topk`: (rows, 6) centre and size as fractions of the input, score, class.
     `rfdetr`: `dets` (rows, 4) centre and size as fractions, `labels` (rows, classes + 1) logits, the last one unused.
-    `dfine`: `labels` (rows), `boxes` (rows, 4) x1 y1 x2 y2, `scores` (rows), with a second input `orig_target_sizes`.
+    `dfine`: `labels` (rows), `boxes` (rows, 4) x1 y1 x2 y2, `scores` (rows), mostly with a second input `orig_target_sizes`.
     The features of a subclass follow the scores of `yolo`, and the class of `end_to_end`."""
     iou: Annotated[float, Meta(ge=0, le=1)] = 0.7
     """Overlap above which two boxes of a class are one object; always 1 for heads that find each object once."""
     box_units: Literal["pixels", "normalized"] = "pixels"
-    """Unit of the boxes of `yolo`, `yolov5` and `end_to_end`; the boxes of the composed model are always in pixels."""
+    """Unit of the boxes of the heads in `PIXELS`; the boxes of the composed model are always in pixels."""
+    sizes: Literal["width_height", "height_width", "fixed"] = "width_height"
+    """Order in the second input of the head `dfine`; `fixed` if the size is in the network."""
     floor: Annotated[float, Meta(ge=0, lt=1)] = MIN_SCORE
     """Detections count above this score."""
     multi_label: bool = False
@@ -225,9 +240,10 @@ def measure(shapes: Sequence[Sequence[int]], head: str, size: tuple[int, int], f
     # The shapes, with 0 for dynamic dimensions, are those without the batch and prototypes, in the order of `TENSORS`.
     anchors, found = possible_anchors(size), None
     match head, [tuple(shape) for shape in shapes]:
-        case "yolo", [(channels, rows)] if rows in (0, *anchors):
-            found = rows, channels - 4 - features
-        case "yolov5", [(rows, columns)] if rows in {0, *anchors, *(3 * count for count in anchors)}:
+        case "yolo", [shape]:
+            rows, channels = shape if is_transposed(shape, size) else shape[::-1]
+            found = (rows, channels - 4 - features) if rows in (0, *anchors) or rows > channels else None
+        case "yolov5", [(rows, columns)] if rows == 0 or rows > columns:
             found = rows, columns - 5
         case "yolox", [(rows, columns)] if rows in (0, anchors[0]):
             found = rows, columns - 5
@@ -237,6 +253,8 @@ def measure(shapes: Sequence[Sequence[int]], head: str, size: tuple[int, int], f
             found = rows, columns - 1
         case "end_to_end", [(rows, columns)] if rows > 0 and columns == 6 + features:
             return rows, 0
-        case ("rtdetr_topk", [(rows, 6)]) | ("dfine", [(rows,), (_, 4), (_,)]) if rows > 0:
+        case ("rtdetr_topk" | "deepstream", [(rows, 6)]) | ("dfine", [(rows,), (_, 4), (_,)]) if rows > 0:
+            return rows, 0
+        case "four_tensors", [(1,), (rows, 4), (_,), (_,)] if rows > 0:
             return rows, 0
     return found if found and found[1] > 0 else None

@@ -1,46 +1,54 @@
-"""Recognise head, input and classes of an exported network by names, types, shapes and metadata, never by values."""
+"""Recognise head, input and classes of an exported network by names, types, shapes, metadata, and its rows for a picture."""
 
-import ast
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from app.host.program import first_line
-from app.model.anchors import possible_anchors
-from app.model.heads import TASKS
+from app.model.anchors import possible_anchors, rows_of_anchors
+from app.model.golden import picture
+from app.model.heads import OTHERS_IOU, TASKS
+from app.model.names import read_literal
 from app.model.triton_config import ModelParameters, Placement, Resize, ScoreKind
-from app.zoo.inference import open_session, run
+from app.zoo.evidence import Evidence, examine
+from app.zoo.inference import TYPES, open_session, run
 from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, FeatureHeadName, NamedTask, Recipe, measure
 
 if TYPE_CHECKING:
     import onnx
 
-_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 _HINTS = ("task", "names", "imgsz", "kpt_shape", "kpt_names")
-_SINGLE = ("yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk")
+_SINGLE = ("yolo", "yolov5", "yolox", "deepstream", "end_to_end", "rtdetr", "rtdetr_topk")
 _MAX_QUERIES = 1000
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-_CLASSIFIER = {"resize": "center_crop", "crop": 0.875, **_IMAGENET}
+# The largest id of a class of COCO, whose ids begin with 1.
+_COCO = 90
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_CLASSIFIER = {"resize": "center_crop", "crop": 0.875, **IMAGENET}
+# Of each family's own code; `docs/how-to/model-config.md` has the sources.
 _STRETCH = {"resize": "stretch"}
+_OTHERS = {"iou": OTHERS_IOU}
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "yolox": {"channels": "BGR", "scale": 1.0, "placement": "top_left"},
+    "yolox": {"channels": "BGR", "scale": 1.0, "placement": "top_left", **_OTHERS},
+    **dict.fromkeys(("yolov5", "deepstream"), _OTHERS),
     **dict.fromkeys(("rtdetr", "rtdetr_topk", "dfine"), _STRETCH),
-    "rfdetr": {**_STRETCH, **_IMAGENET},
+    "rfdetr": {**_STRETCH, **IMAGENET},
     **dict.fromkeys(("logits", "probabilities"), _CLASSIFIER),
 }
+_OWN = "; the page `Serve a model with a config of your own` of the documentation tells what else Triton can serve"
 _HALF = (0.5, 0.5, 0.5)
+_UNITS = {"pixels": "pixels", "normalized": "fractions of the input"}
 _PADDLE = {"channels": "BGR", "mean": _HALF, "std": _HALF}
 # Padding of 127 is closest to the zeros that PaddleOCR pads a normalized line with.
 _LINE = {"size": (320, 48), "resize": "line", "pad": 127, "widths": (160, 320, 480, 640, 960, 1280), **_PADDLE}
 _NAMED: dict[NamedTask | None, dict[str, Any]] = {
     "text_detection": {"size": (736, 736), "resize": "text", **_PADDLE},
     "text_recognition": _LINE,
-    "embedding": {**_STRETCH, **_IMAGENET},
+    "embedding": {**_STRETCH, **IMAGENET},
 }
 
 
@@ -65,9 +73,10 @@ class Options(Evaluation, frozen=True, kw_only=True):
         DetectionHeadName | ScoreKind | None,
         Meta(description=f"format of the outputs: {', '.join((*get_args(DetectionHeadName), *get_args(ScoreKind)))}"),
     ] = None
-    labels: Annotated[tuple[str, ...] | None, Meta(description="class names, separated by commas, or a file with one per line")] = (
-        None
-    )
+    labels: Annotated[
+        tuple[str, ...] | None,
+        Meta(description="class names, separated by commas, or JSON; or a file with one in each line, JSON, or a data.yaml"),
+    ] = None
     size: Annotated[tuple[int, int] | None, Meta(description="side of the input in pixels, or WIDTHxHEIGHT")] = None
     channels: Annotated[Literal["RGB", "BGR"] | None, Meta(description="RGB or BGR")] = None
     scale: Annotated[float | None, Meta(description="divisor of each byte, such as 255")] = None
@@ -99,8 +108,8 @@ class Recognized(NamedTuple):
 
 
 def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
-    """Recognise a network, which runs once, on a blank image; raise Unrecognized."""
-    metadata = {entry.key: _literal(entry.value) for entry in network.metadata_props}
+    """Recognise a network, which runs on a blank image and on the golden picture; raise Unrecognized."""
+    metadata = {entry.key: read_literal(entry.value) for entry in network.metadata_props}
     hints = read_hints(network)
     if hints.task not in (None, *TASKS):
         raise Unrecognized(f"is a model for the task {hints.task!r}; these can be served: {', '.join(TASKS)}")
@@ -117,11 +126,15 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     if options.head:
         fits = {head: classes for head, classes in fits.items() if head == options.head}
     if not fits:
-        what = f"--head {options.head}" if options.head else f"a known head for {task}" if features else "a known head"
+        what = f"--head {options.head}" if options.head else f"a known head for {task}" if features else f"a known head{_OWN}"
         raise Unrecognized(f"has the outputs {_listed(shapes)} with {size[0]} x {size[1]} pixels, which do not fit {what}")
-    head, labels = _choose(fits, hints, options)
+    is_classifier = bool(fits.keys() & {*get_args(ScoreKind)})
+    known = {} if is_classifier else _examine(session, size, fits, features, is_obb=task == "obb")
+    head, labels = _choose(fits, known, hints, options)
     defaults = {"resize": "center_crop", "crop": 1.0} if hints.is_ultralytics_classifier else _DEFAULTS.get(head, {})
-    task = "classification" if head in ("logits", "probabilities") else task
+    if not is_classifier:
+        properties |= _told_by(known[head], options, features)
+    task = "classification" if is_classifier else task
     recipe = _to_recipe(defaults, options, **properties, task=task, head=head, size=size)
     found = Recognized(recipe, labels, shapes, str(metadata.get("license", "")))
     match metadata:
@@ -163,15 +176,8 @@ def _to_recipe(defaults: Mapping[str, Any], options: Options, **known: Any) -> R
 
 def read_hints(network: "onnx.ModelProto") -> ModelParameters:
     """Return what the exporter wrote of the task, the classes and the input."""
-    texts = {entry.key: _literal(entry.value) for entry in network.metadata_props if entry.key in _HINTS}
+    texts = {entry.key: read_literal(entry.value) for entry in network.metadata_props if entry.key in _HINTS}
     return ModelParameters(metadata=repr(texts))
-
-
-def _literal(text: str) -> Any:  # noqa: ANN401
-    # Ultralytics writes all but plain texts so.
-    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return ast.literal_eval(text)
-    return text
 
 
 def _input_size(session: Any, options: Options, hints: ModelParameters) -> tuple[int, int]:  # noqa: ANN401
@@ -179,7 +185,7 @@ def _input_size(session: Any, options: Options, hints: ModelParameters) -> tuple
     shape: list[Any] = images[0].shape if len(images) == 1 and images[0].type in ("tensor(float)", "tensor(float16)") else []
     if len(shape) != 4 or (isinstance(shape[1], int) and shape[1] != 3):  # noqa: PLR2004
         found = " and ".join(f"{value.name} {value.type} {value.shape}" for value in session.get_inputs())
-        raise Unrecognized(f"takes {found}, but must take one image, FP32 or FP16 (batch, 3, height, width)")
+        raise Unrecognized(f"takes {found}, but must take one image, FP32 or FP16 (batch, 3, height, width){_OWN}")
     if isinstance(shape[0], int) and shape[0] != 1:
         raise Unrecognized(f"takes only batches of {shape[0]} images; export it again with a dynamic batch, or one of 1")
     wanted = options.size or hints.input_size() or _NAMED.get(options.task, {}).get("size", (None, None))
@@ -193,20 +199,50 @@ def _input_size(session: Any, options: Options, hints: ModelParameters) -> tuple
     return width, height
 
 
+def _examine(
+    session: Any,  # noqa: ANN401
+    size: tuple[int, int],
+    heads: Collection[str],
+    features: int,
+    *,
+    is_obb: bool,
+) -> dict[str, Evidence]:
+    pixels = picture(*size).transpose(2, 0, 1)[None] / 255
+    own, order = {name: tensor[0] for name, tensor in _run(session, size, pixels).items()}, ""
+    if "dfine" in heads:
+        wider = _run(session, (2 * size[0], size[1]), pixels)["boxes"][0]
+        has_order = any(value.name == SIZES for value in session.get_inputs())
+        is_turned = not np.allclose(wider[:, 1::2], own["boxes"][:, 1::2], 0.01)
+        order = "height_width" if is_turned else "width_height" if has_order else "fixed"
+    return {head: examine(head, own, size, features, is_obb=is_obb)._replace(sizes=order) for head in heads}
+
+
+def _told_by(evidence: Evidence, options: Options, features: int) -> dict[str, Any]:
+    units = evidence.box_units
+    if units and (units != (options.box_units or units) or (features and units != "pixels")):
+        why = ": leave out --box-units" if options.box_units else ", as only detectors may have; export it with boxes in pixels"
+        raise Unrecognized(f"has boxes in {_UNITS[units]}{why}")
+    return ({"box_units": units} if units else {}) | ({"sizes": evidence.sizes} if evidence.sizes else {})
+
+
 def output_shapes(session: Any, size: tuple[int, int]) -> dict[str, tuple[int, ...]]:  # noqa: ANN401
     """Run a network on a blank image, and return the shapes of its outputs, without the batch."""
     width, height = size
-    image = np.zeros((1, 3, height, width))
-    inputs = {value.name: np.array([size]) if value.name == SIZES else image for value in session.get_inputs()}
-    feed = {value.name: inputs[value.name].astype(_TYPES.get(value.type, np.float32)) for value in session.get_inputs()}
-    try:
-        shapes = {name: np.shape(tensor) for name, tensor in run(session, feed).items()}
-    except Exception as error:
-        text = f"does not run with {width} x {height} pixels; say another --size, or export it again"
-        raise Unrecognized(f"{text}: {first_line(error)}") from error
+    outputs = _run(session, size, np.zeros((1, 3, height, width)))
+    shapes = {name: np.shape(tensor) for name, tensor in outputs.items()}
     if any(shape[:1] != (1,) for shape in shapes.values()):
         raise Unrecognized(f"has outputs without the dimension of the batch, {_listed(shapes)}; export it without NMS")
     return {name: shape[1:] for name, shape in shapes.items()}
+
+
+def _run(session: Any, size: tuple[int, int], image: NDArray[np.float64]) -> dict[str, NDArray[Any]]:  # noqa: ANN401
+    inputs = {value.name: np.array([size]) if value.name == SIZES else image for value in session.get_inputs()}
+    feed = {value.name: inputs[value.name].astype(TYPES.get(value.type, np.float32)) for value in session.get_inputs()}
+    try:
+        return run(session, feed)
+    except Exception as error:
+        text = f"does not run with {size[0]} x {size[1]} pixels; say another --size, or export it again"
+        raise Unrecognized(f"{text}: {first_line(error)}") from error
 
 
 def _find_features(shapes: Mapping[str, tuple[int, ...]], hints: ModelParameters) -> tuple[str, int, dict[str, Any]]:
@@ -238,7 +274,7 @@ def _fit_heads(  # noqa: PLR0913, PLR0917 - what tells heads apart
     fits: dict[str, tuple[int, ...]] = {}
     match [shape for shape in shapes.values() if not features or len(shape) == 2]:  # noqa: PLR2004 - no prototypes
         case [(classes,)] if classes > 1 and not features:
-            default = "probabilities" if _ends_in_softmax(network) or metadata.get("task") == "classify" else "logits"
+            default = "probabilities" if _ends_in_probabilities(network) or metadata.get("task") == "classify" else "logits"
             fits = dict.fromkeys(("logits", "probabilities") if options.head else (default,), (classes,))
         case [(rows, columns)]:
             heads = get_args(FeatureHeadName) if features else _SINGLE
@@ -254,28 +290,28 @@ def _fit_heads(  # noqa: PLR0913, PLR0917 - what tells heads apart
     return fits
 
 
-def _ends_in_softmax(network: "onnx.ModelProto") -> bool:
+def _ends_in_probabilities(network: "onnx.ModelProto") -> bool:
     makers = {name: node for node in network.graph.node for name in node.output}
     node = makers.get(network.graph.output[0].name)
     while node is not None and node.op_type in ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"):
         node = makers.get(node.input[0])
-    return node is not None and node.op_type == "Softmax"
+    return node is not None and node.op_type in {"Softmax", "Sigmoid", "HardSigmoid"}
 
 
 def _plausible(
     found: Mapping[str, tuple[int, int]], shape: tuple[int, int], size: tuple[int, int], metadata: Mapping[str, Any]
 ) -> dict[str, tuple[int, int]]:
     # Without `--head`, objects found once have few rows, and not one for each anchor.
-    anchors, (rows, columns) = possible_anchors(size), shape
-    implausible = set[str]()
-    if rows in {*anchors, *(3 * count for count in anchors)}:
-        implausible |= {"end_to_end", "rtdetr_topk"}
-    if max(shape) > _MAX_QUERIES or columns in anchors:
+    usual, (rows, columns) = rows_of_anchors(size), shape
+    implausible = {"end_to_end", "rtdetr_topk"} if rows in usual else {"yolov5", "deepstream"}
+    if not usual & {rows, columns}:
+        implausible.add("yolo")
+    if max(shape) > _MAX_QUERIES or columns in possible_anchors(size):
         implausible.add("rtdetr")
     if metadata.get("task") != "detect":
         implausible.add("rtdetr_topk")
     else:  # Ultralytics
-        implausible |= {"yolov5", "yolox"}
+        implausible |= {"yolov5", "yolox", "deepstream"}
         arguments = metadata.get("args")
         if metadata.get("end2end") is True or (isinstance(arguments, dict) and arguments.get("nms") is True):
             implausible |= {"rtdetr", "rtdetr_topk"}
@@ -284,13 +320,20 @@ def _plausible(
     return {head: count for head, count in found.items() if head not in implausible}
 
 
-def _choose(fits: Mapping[str, tuple[int, ...]], hints: ModelParameters, options: Options) -> tuple[str, tuple[str, ...]]:
-    possible = sorted({count for counts in fits.values() for count in counts}) if all(fits.values()) else ()
-    classes = f"{' or '.join(map(str, possible)) or 'its'} classes"
+def _choose(
+    fits: Mapping[str, tuple[int, ...]], known: Mapping[str, Evidence], hints: ModelParameters, options: Options
+) -> tuple[str, tuple[str, ...]]:
     labels = options.labels or hints.class_names()
+    named = [head for head, counts in fits.items() if not (labels and counts) or len(labels) in counts] or [*fits]
+    fitting = {head: fits[head] for head in named if head not in known or not known[head].contradiction}
+    if not fitting:
+        what = f"does not fit --head {options.head}" if options.head else "cannot be served"
+        raise Unrecognized(f"{what}: {known[named[0]].contradiction}")
+    possible = sorted({count for counts in fitting.values() for count in counts}) if all(fitting.values()) else ()
+    classes = f"{' or '.join(map(str, possible)) or 'its'} {'class' if possible == [1] else 'classes'}"
     if not labels:
         raise Unrecognized(f"does not name {classes}: say --labels a,b,c or --labels names.txt, with one name for each class")
-    heads = [head for head, counts in fits.items() if not counts or len(labels) in counts]
+    heads = [head for head, counts in fitting.items() if not counts or len(labels) in counts]
     if not heads:
         raise Unrecognized(
             f"has {classes}, not {len(labels)}: say --labels a,b,c or --labels names.txt, with one name for each class"
@@ -298,7 +341,14 @@ def _choose(fits: Mapping[str, tuple[int, ...]], hints: ModelParameters, options
     # Rows of seven may also be those of oriented boxes.
     if len(heads) > 1 or (heads == ["rtdetr"] and len(labels) == 3 and not options.head and hints.task is None):  # noqa: PLR2004
         raise Unrecognized(f"does not tell the format of its output: say {' or '.join(f'--head {head}' for head in heads)}")
-    return heads[0], labels
+    head = heads[0]
+    if head == "rfdetr" and len(labels) == fits[head][0]:
+        is_first_unused = known[head].is_first_unused
+        if is_first_unused is None and len(labels) == _COCO:
+            text = f"has {_COCO + 1} columns for {_COCO} classes: say --labels with {_COCO + 1} names, of which one is N/A"
+            raise Unrecognized(f"{text}: the first if ids begin with 1, as in COCO, or the last")
+        return head, ("N/A", *labels) if is_first_unused else labels
+    return head, labels
 
 
 def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:

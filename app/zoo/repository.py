@@ -177,7 +177,8 @@ class Repository:
         if version == str(found.default_version):
             raise CommandError(f"{reference} is the default version; first: nereid use {refer_to(name, max(rest, key=int))}")
         golden = {number: values for number, values in found.golden.items() if number in rest}
-        new = msgspec.structs.replace(found, versions=rest, golden=golden)
+        unchecked = tuple(number for number in found.unchecked if number in rest)
+        new = msgspec.structs.replace(found, versions=rest, golden=golden, unchecked=unchecked)
         _write(folder, name, new, is_half=configs.runs_half(folder, found))  # the folder of the version is still there
         shutil.rmtree(folder / version, ignore_errors=True)
         self.write(name, new)

@@ -151,8 +151,23 @@ def test_trusted_proxy_names_the_client() -> None:
         *((("10.1.2.3", 1), named, "10.1.2.3") for named in (None, "192.0.2.7, 10.0.0.1", "\xe4")),
     ]
     for peer, named, address in rows:
-        headers = {} if named is None else {b"x-real-ip": named.encode("latin-1")}
-        assert client_address({"client": peer}, headers, PROXIES) == address  # type: ignore[typeddict-item]
+        headers = [] if named is None else [(b"x-real-ip", named.encode("latin-1"))]
+        assert client_address({"client": peer, "headers": headers}, dict(headers), PROXIES) == address  # type: ignore[typeddict-item]
+
+
+def test_client_is_the_last_address_that_proxies_name_and_that_is_none() -> None:
+    one, other = (b"x-forwarded-for", b"192.0.2.66, 192.0.2.7"), (b"x-forwarded-for", b"10.0.0.9")
+    element = b'for=192.0.2.66;proto=https, For="[2001:db9::7]:4711";by=10.0.0.1, for=10.0.0.9'
+    for headers, address in (
+        ([one, other], "192.0.2.7"),
+        ([(b"x-forwarded-for", b"192.0.2.7:80")], "192.0.2.7"),
+        ([(b"x-forwarded-for", b"nonsense, 10.0.0.9")], "10.0.0.9"),
+        ([(b"x-forwarded-for", b"192.0.2.7, unknown")], "10.1.2.3"),
+        ([(b"forwarded", element)], "2001:db9::7"),
+        ([(b"forwarded", element), one, (b"x-real-ip", b"192.0.2.8")], "192.0.2.8"),
+    ):
+        for peer, expected in ((("10.1.2.3", 1), address), (("192.0.2.1", 1), "192.0.2.1")):
+            assert client_address({"client": peer, "headers": headers}, dict(headers), PROXIES) == expected  # type: ignore[typeddict-item]
 
 
 SHA256 = hashlib.sha256(SECRET.encode()).hexdigest()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import numpy as np
 import pytest
 
 from app.api import admin
@@ -18,7 +19,7 @@ from app.triton.repository import LOCK, REMOVED
 from app.zoo import description
 from app.zoo.repository import Repository
 from tests.api.conftest import ADMIN, CAMERA, Gateway, client_for, settings_for, write_keys
-from tests.fakes.triton import CONFIG, FakeTriton, LoadingTriton, config_with, serving
+from tests.fakes.triton import CONFIG, FakeTriton, LoadingTriton, config_with, infer_response, serving
 from tests.support import SCENE, call, calling, chunk, json, lifespan_of, receiving, staying
 from tests.zoo.exported import exported
 
@@ -60,6 +61,13 @@ async def test_ready_model_is_described_by_its_config(gateway: Gateway) -> None:
     assert [model[name] for name in ("classes", "has_labels", "num_classes")] == [["red", "blue"], True, 2]
 
 
+async def test_model_that_answers_no_single_image_is_unloadable(gateway: Gateway) -> None:
+    fake, client = gateway
+    fake.config = {**CONFIG, "sequence_batching": {}}
+    model = json(await client.get("/models/a"))
+    assert (model["state"], model["detail"][:22]) == ("unloadable", "a takes sequences only")
+
+
 async def test_versions_of_a_model_are_listed(gateway: Gateway) -> None:
     fake, client = gateway
     fake.config = config_with(default_version="2")
@@ -71,6 +79,31 @@ async def test_versions_of_a_model_are_listed(gateway: Gateway) -> None:
 
     assert (model["version"], model["versions"]) == ("2", ["2", "10"])
     assert [card["id"] for card in document["data"]] == ["tiny", "a"]  # the default model comes first
+
+
+async def test_names_beside_the_config_and_the_unit_of_boxes_are_found_when_a_model_is_loaded(tmp_path: Path) -> None:
+    """The embedded Triton's config tells neither; the rows for the golden picture tell the unit."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "labels.txt").write_text("door\r\nwindow\r\n", encoding="utf-8")
+    for unit, factor in (("normalized", 1), ("pixels", 32)):
+        fake = FakeTriton()
+        fake.knows_picture, fake.index = True, [("tiny", "1", "READY", "")]
+        fake.answer = infer_response(output0=np.array([[*np.array([0.25, 0.4, 0.75, 0.6]) * factor, 0.9, 1], [0] * 6], np.float32))
+        async with client_for(fake, model_repository=str(tmp_path)) as client:
+            (found,) = json(await client.post("/detect", content=SCENE))["detections"]
+            assert (found["x1"], found["x2"], found["class_name"]) == (0.25, 0.75, "window")
+            model = json(await client.get("/models/tiny"))
+            assert (model["box_units"], model["classes"], model["checked"]) == (unit, ["door", "window"], None)
+
+
+async def test_model_whose_rows_are_not_of_its_head_is_doubted() -> None:
+    fake = FakeTriton()
+    fake.knows_picture, fake.index = True, [("tiny", "1", "READY", "")]
+    fake.config = {**CONFIG, "output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [21, 6]}]}  # as a YOLOX of 32 x 32
+    fake.answer = infer_response(output0=np.array([[x, x, x + 9, x + 9, 0.1, 0] for x in range(21)], np.float32))
+    async with client_for(fake) as client:
+        doubt = json(await client.get("/models/tiny"))["detail"]
+    assert doubt.endswith("but its boxes are decoded; its config must say another `head`")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tests.support import TABLE_VARIABLE
 def restored_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start without settings, and take back what the command did to this process."""
     monkeypatch.setattr("app.telemetry.logging.configure", lambda *_: None)  # it keeps the stdout of the first test
+    monkeypatch.setattr("app.telemetry.streams.never_wait", lambda: None)
     monkeypatch.setattr("PIL.__version__", "12.1.1.post0")  # wherever they run, the stock one is a warning
     saved = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}

@@ -186,7 +186,8 @@ def test_model_may_be_added_elsewhere_with_options(repository: Path, control: Co
     found = tomllib.loads((out / "doors" / "model.toml").read_text(encoding="utf-8"))
     assert found["labels"] == ["a", "b", "c"]
     recipe = {"task": "detection", "size": [256, 128], "channels": "BGR", "scale": 1.0, "mean": [1, 2, 3], "std": [4, 5, 6]}
-    recipe |= {"resize": "stretch", "head": "yolo", "iou": 0.5, "box_units": "pixels", "floor": 0.001, "multi_label": True}
+    recipe |= {"resize": "stretch", "head": "yolo", "iou": 0.5, "box_units": "pixels", "sizes": "width_height"}
+    recipe |= {"floor": 0.001, "multi_label": True}
     assert found["recipe"] == recipe | {"placement": "center", "interpolation": "bilinear"}
 
 

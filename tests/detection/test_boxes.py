@@ -76,7 +76,7 @@ HEADS = {
 }
 ANSWERS: dict[OutputFormat, Outputs] = {
     OutputFormat.END_TO_END: four(),
-    OutputFormat.SIX_COLUMNS: six([1, 2, 3, 4, 0.9, 2], [5, 6, 7, 8, 0.5, 0]),
+    **dict.fromkeys((OutputFormat.SIX_COLUMNS, OutputFormat.DEEPSTREAM), six([1, 2, 3, 4, 0.9, 2], [5, 6, 7, 8, 0.5, 0])),
     **{name: {"o": head()[None]} for name, head in HEADS.items()},
 }
 
@@ -91,14 +91,14 @@ def test_end_to_end_outputs_end_at_their_count(count: int) -> None:
         np.testing.assert_array_equal(part, expected[:count])
 
 
-def test_padding_of_six_columns_is_dropped() -> None:
+def test_padding_of_six_columns_is_dropped_and_what_fp16_gives_is_rounded() -> None:
     """Rows with a score of zero or less are padding, wherever they are."""
-    outputs = six([1, 2, 3, 4, 0.9, 2], [0, 0, 0, 0, 0, 0], [5, 6, 7, 8, 0.5, 7], [0, 0, 0, 0, -1, -1])
+    outputs = six([1, 2, 3, 4, 1.004, 1.999], [0, 0, 0, 0, 0, 0], [5, 6, 7, 8, 0.5, 7], [0, 0, 0, 0, -1, -1])
 
     found = decode_outputs(spec_of(OutputFormat.SIX_COLUMNS), outputs)
 
     np.testing.assert_array_equal(found.boxes, BOXES[:2])
-    np.testing.assert_array_equal(found.scores, SCORES[:2])
+    np.testing.assert_array_equal(found.scores, [1, SCORES[1]])
     assert found.class_ids.tolist() == [2, 7]
 
 
@@ -115,7 +115,8 @@ def test_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
     spec = spec_of(output_format, has_normalized_boxes=output_format is OutputFormat.RTDETR)
     ((name, tensor),) = ANSWERS[output_format].items()
     alone = msgspec.structs.replace(spec, has_batch_dimension=False)
-    for found in (decode_outputs(spec, {name: tensor}), decode_outputs(alone, {name: tensor[0]})):
+    turned = {name: tensor.swapaxes(1, 2) if output_format is OutputFormat.YOLO_HEAD else tensor}
+    for found in (decode_outputs(spec, turned), decode_outputs(spec, {name: tensor}), decode_outputs(alone, {name: tensor[0]})):
         np.testing.assert_array_equal(found.boxes, [box])
         np.testing.assert_array_equal(found.scores, SCORES[:1])
         assert found.class_ids.tolist() == [1]
@@ -167,9 +168,9 @@ INVALID = [
     *((*case, NOT_FINITE) for case in in_both(1, "boxes", np.nan)),
     (OutputFormat.END_TO_END, four(boxes=np.full((3, 4), 1e300)), NOT_FINITE),  # no 32-bit float can hold it
     (OutputFormat.YOLOX_HEAD, broken(yolox(), 1000, (9, 2)), NOT_FINITE),  # a size that overflows
-    *((*case, NO_SCORE) for value in (np.nan, 1.01) for case in in_both(4, "scores", value)),
+    *((*case, NO_SCORE) for value in (np.nan, 1.03) for case in in_both(4, "scores", value)),
     (OutputFormat.END_TO_END, four(scores=np.array([0.9, -0.1, 0.1])), NO_SCORE),  # no padding, because there is a count
-    *((name, {"o": head(1.01)[None]}, NO_SCORE) for name, head in HEADS.items()),
+    *((name, {"o": head(1.03)[None]}, NO_SCORE) for name, head in HEADS.items()),
     *((*case, NO_CLASS) for value in (-1, 0.9, np.nan) for case in in_both(5, "classes", value)),
     # A 64-bit id must not wrap round to another class.
     *((OutputFormat.END_TO_END, four(classes=np.array([0, id_, 1])), NO_CLASS) for id_ in (2**31, 2**32 + 5)),

@@ -37,7 +37,7 @@ HALF = msgspec.structs.replace(LOGITS, output_dtypes=(np.dtype("f2"),))
     [
         (LOGITS, [0, math.log(2), math.log(5)], [1 / 8, 2 / 8, 5 / 8]),
         (HALF, [-6e4, 6e4, 6e4], [0, 0.5, 0.5]),  # the softmax depends on differences only
-        (PROBABILITIES, [0.5, 0.75, 1.0005], [0.5, 0.75, 1]),  # they need not add up to one; rounding above one is cut
+        (PROBABILITIES, [0.5, 0.75, 1.015], [0.5, 0.75, 1]),  # they need not add up to one; rounding above one is cut
         (UNCOUNTED, [1.0] * 5, [0.2] * 5),
     ],
 )

@@ -110,7 +110,8 @@ def test_threads_of_a_model_fit_the_cores(
         ({"room": 0}, {"workers": 2, "transport": "shm"}, "dev_shm", FAILURE, ["2 of them can send nothing"]),
         ({"slot": MAX_ARENA_BYTES + 1}, {"workers": 2}, "dev_shm", WARNING, ["too large", "smaller"]),
         ({"slot": None, "room": 100 * MIB}, {"workers": 2}, "dev_shm", OK, []),
-        ({"memory": 512 * MIB}, {"workers": 1}, "memory", WARNING, ["of 512 MiB", "kernel may kill", "NEREID_MAX_MEGAPIXELS=12"]),
+        ({"memory": 1500 * MIB}, {"workers": 1}, "memory", WARNING, ["of 1500 MiB", "kernel may kill", "NEREID_MAX_MEGAPIXELS=12"]),
+        ({"memory": 400 * MIB}, {"workers": 1}, "memory", WARNING, ["400 MiB are too little", "they may have 8.15 megapixels"]),
         # The largest image is admitted whatever the budget: a JPEG, or an AVIF of 128 MiB.
         ({}, {"workers": 1, "memory_mb": 100}, "memory", WARNING, ["NEREID_MEMORY_MB=100", "NEREID_MEMORY_MB=894"]),
         ({}, {"workers": 2, "memory_mb": 1000}, "memory", OK, ["1000 MiB each, all in all 2355 of 8192 MiB"]),

@@ -41,12 +41,13 @@ instance_group [ { count: 1 kind: KIND_CPU } ]
 dynamic_batching { default_queue_policy {
   timeout_action: REJECT default_timeout_microseconds: 600000000 allow_timeout_override: true max_queue_size: 64 } }
 parameters { key: "labels" value { string_value: "nothing" } }
+parameters { key: "box_units" value { string_value: "pixels" } }
 parameters { key: "wait_milliseconds" value { string_value: "10" } }
 parameters { key: "wait_milliseconds_per_image" value { string_value: "0" } }
 """
 CONFIGS = {
     "good": GOOD,
-    "nameless": GOOD.replace('key: "labels"', 'key: "remarks"'),
+    "nameless": GOOD.replace('key: "labels"', 'key: "remarks"').replace('key: "box_units"', 'key: "unit"'),
     "two_inputs": GOOD + 'input { name: "other" data_type: TYPE_UINT8 dims: [ 1 ] }',
     "too_large": GOOD.replace("dynamic_batching {", "dynamic_batching { preferred_batch_size: [ 16 ]"),
     "single": GOOD + 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }',
@@ -101,6 +102,7 @@ def test_good_model_gives_no_advice_and_others_that_are_not_ready_are_named(hurt
     ("model", "code", "severity", "says"),
     [
         ("nameless", "labels", WARNING, ["nameless", 'parameters { key: "labels"']),
+        ("nameless", "box_units", WARNING, ["pixels are assumed", 'parameters { key: "box_units"']),
         ("single", "precision", WARNING, ["single", "FP32", "again with --production"]),
         ("two_inputs", "model", FAILURE, ["match no supported head", "other UINT8 [1]", "nereid pull"]),
         ("broken", "model", FAILURE, ["broken", "not ready", "its weights are missing", "start Triton again"]),

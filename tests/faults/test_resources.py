@@ -1,6 +1,7 @@
 """Clients that hold connections, bodies or answers, and a host that runs out of disk space, open files or memory."""
 
 import asyncio
+import os
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -16,7 +17,7 @@ from bench.harness.triton import Triton
 from tests.api.conftest import write_keys
 from tests.faults.exchange import Case, Connection, ask, ask_all, encode
 from tests.faults.meanwhile import every, meanwhile, until
-from tests.faults.serving import Gateway, serving, unharmed
+from tests.faults.serving import WORKERS, Gateway, serving, unharmed
 from tests.imaging.samples import encode as encode_image
 from tests.nginx import proxying
 from tests.processes import PATIENCE_SECONDS
@@ -52,6 +53,22 @@ async def test_full_disk_for_temporary_files_is_not_noticed(null_triton: Triton,
         form = await ask(gateway.url, encode(_FORM % image, Content_Type="multipart/form-data; boundary=x"))
 
     assert (raw.status, form.status) == (200, 200)
+
+
+@pytest.mark.system
+async def test_reader_of_the_log_that_stalls_stops_no_detection(null_triton: Triton, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with serving(null_triton, tmp_path, wrapper=["sh", "-c", f'exec "$@" >{pipe} 2>&1', "sh"]) as gateway:
+        pids = gateway.pids()
+        answers = await ask_all(gateway.url, [Case("", _PHOTO)] * 1000)
+        assert {answer.status for _, answer in answers} == {200}
+        assert gateway.pids() == pids
+        lines = 0
+        while lines < 1000:  # all of them fit
+            with suppress(BlockingIOError):
+                lines += os.read(reader, 1 << 16).count(b'"event":"request"')
+    os.close(reader)
 
 
 async def test_limit_of_open_files_only_keeps_new_clients_waiting(null_triton: Triton, tmp_path: Path) -> None:
@@ -196,6 +213,7 @@ async def test_callers_with_a_key_are_served_while_others_hold_connections_and_b
     large = SlowClient(_JSON % (46 * 2**20) + b'{"image": "' + bytes(8 * 2**20), bytes(2**20))
     request = encode(_CAT, Content_Type="image/jpeg", X_API_Key="camera.not-a-secret")
     with serving(null_triton, tmp_path, settings={"api_keys_file": keys, "timeout_seconds": 20}) as gateway:
+        await until(lambda: [line["event"] for line in gateway.log_lines()].count("a Triton is used") == WORKERS)
         await ask_all(gateway.url, [Case("", request)] * 50)
         fds = gateway.fds()
         with unharmed(gateway, growth_mb=100):

@@ -111,9 +111,9 @@ async def test_boxes_are_those_of_detect(served: Settings, connect: Connect, add
         detected = (await client.post("/detect", content=file.getvalue())).json()["detections"]
         detector = connect(address)
         found = await detector.detect(*message(np.asarray(Image.open(file).convert("RGB"))))
-        metrics = (await client.get("/metrics")).text
         asked = await detector.ask(b'{"model_request": true, "model_name": "yolo.onnx"}')
         sent = await detector.ask(b'{"model_data": true, "model_name": "yolo.onnx"}', b"network")
+        metrics = (await client.get("/metrics")).text  # which count images alone
 
     expected = [[one["class_id"], one["confidence"], *(one[side] for side in ("y1", "x1", "y2", "x2"))] for one in detected]
     assert len(found) == 2

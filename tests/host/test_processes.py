@@ -164,9 +164,17 @@ def test_images_have_an_eighth_of_the_memory_unless_it_is_set() -> None:
     assert [memory.image_budget(100, 1), memory.image_budget(0, 1), memory.image_budget(100, 2**30)] == [100 * 2**20, eighth, 2**30]
 
 
-def test_workers_are_one_per_core_unless_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_one_per_core_that_memory_is_enough_for_unless_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "available", lambda: 8.5)
-    for workers, instances, count in ((0, 0, 8), (0, 3, 2), (0, 64, 1), (5, 3, 5)):
+    for gibibytes, workers, instances, count in (
+        (64, 0, 0, 8),
+        (64, 0, 3, 2),
+        (64, 0, 64, 1),
+        (64, 5, 3, 5),
+        (2, 0, 0, 3),
+        (0.4, 0, 0, 1),
+    ):
+        monkeypatch.setattr(memory, "available_bytes", lambda gibibytes=gibibytes: int(gibibytes * 2**30))
         assert cores.workers(workers, instances) == count
         assert cores.workers_of_host(workers, instances) == count * max(1, instances)
 

@@ -69,6 +69,37 @@ def encode(image: Image.Image, image_format: str, **options: Any) -> bytes:  # n
     return file.getvalue()
 
 
+def made_profile(mode: str) -> bytes:
+    """Make a colour profile that tells only its size and its colours, of two segments of a JPEG. Source: ICC.1, 7.2."""
+    content = bytes(range(12)) + {"RGB": b"RGB ", "L": b"GRAY"}[mode] + bytes(70_000)
+    return (4 + len(content)).to_bytes(4) + content
+
+
+def with_property(data: bytes, properties: int, kind: bytes, content: bytes) -> bytes:
+    """Put a property in front of the rotation, which is the last of the properties of `AVIF` or `HEIC`.
+
+    Source: ISO/IEC 14496-12, 12.1.4; ISO/IEC 23008-12, 9.3.
+    """
+    box = struct.pack(">L4s", 8 + len(content), kind) + content
+    made = bytearray(data)
+    ipma = data.index(b"ipma") - 4
+    end = ipma + int.from_bytes(data[ipma : ipma + 4])
+    moved = data.index((data.index(b"mdat") - 6).to_bytes(4))  # where `iloc` says that the data is
+    for at, growth in (
+        (data.index(b"meta") - 4, len(box) + 1),
+        (moved, len(box) + 1),
+        (data.index(b"iprp") - 4, len(box) + 1),
+        (data.index(b"ipco") - 4, len(box)),
+        (ipma, 1),
+    ):
+        made[at : at + 4] = (int.from_bytes(made[at : at + 4]) + growth).to_bytes(4)
+    made[end - properties - 1] += 1
+    made[end:end] = bytes([made[end - 1] + 1])
+    rotation = data.index(b"irot") - 4
+    made[rotation:rotation] = box
+    return bytes(made)
+
+
 def store(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Turn upright pixels to the position in which a camera stores them with this EXIF orientation."""
     stored: dict[int, NDArray[np.uint8]] = {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from app.errors import GatewayFull, InvalidImage
 from app.imaging.apart import Decoders
 from app.imaging.heif import find_size
-from tests.imaging.samples import AVIF, HEIC, NOISE, PIXELS, encode
+from tests.imaging.samples import AVIF, HEIC, NOISE, PIXELS, encode, with_property
 
 
 @pytest.fixture(scope="module")
@@ -34,31 +34,6 @@ def program() -> psutil.Process:
 def check_blocks(pixels: NDArray[np.uint8]) -> None:
     """Demand upright pixels in RGB, of the size of the image, not of its tile."""
     np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=3)
-
-
-def with_property(data: bytes, properties: int, kind: bytes, content: bytes) -> bytes:
-    """Put a property in front of the rotation, which is the last of the properties of `AVIF` or `HEIC`.
-
-    Source: ISO/IEC 14496-12, 12.1.4; ISO/IEC 23008-12, 9.3.
-    """
-    box = struct.pack(">L4s", 8 + len(content), kind) + content
-    made = bytearray(data)
-    ipma = data.index(b"ipma") - 4
-    end = ipma + int.from_bytes(data[ipma : ipma + 4])
-    moved = data.index((data.index(b"mdat") - 6).to_bytes(4))  # where `iloc` says that the data is
-    for at, growth in (
-        (data.index(b"meta") - 4, len(box) + 1),
-        (moved, len(box) + 1),
-        (data.index(b"iprp") - 4, len(box) + 1),
-        (data.index(b"ipco") - 4, len(box)),
-        (ipma, 1),
-    ):
-        made[at : at + 4] = (int.from_bytes(made[at : at + 4]) + growth).to_bytes(4)
-    made[end - properties - 1] += 1
-    made[end:end] = bytes([made[end - 1] + 1])
-    rotation = data.index(b"irot") - 4
-    made[rotation:rotation] = box
-    return bytes(made)
 
 
 @pytest.mark.parametrize(("turns", "axis"), [(1, 0), (2, 1), (3, None)])

@@ -17,7 +17,7 @@ from PIL import Image
 
 from app.errors import InvalidImage
 from app.imaging import tiff
-from app.imaging.decode import decode, estimate_decoding, max_decode_bytes
+from app.imaging.decode import decode, estimate_decoding, max_request_bytes
 from app.imaging.header import PixelLimits, count_pixels, read_header
 from tests.imaging.samples import AVIF, HEIC, MEGA, NOISE, PIXELS, encode, exif_of, gradient, limits, pixels_of, store, to_rgb
 from tests.support import ROOT, sample_image
@@ -143,7 +143,7 @@ def test_decoding_takes_no_more_memory_than_estimated(
     copies = {"TIFF": 2, "WEBP": 0, "GIF": 0}.get(image_format, 1) * len(data)
     assert int(measuring.stdout.readline()) < estimate + 8_000_000
     assert estimate == 12 * MEGA * pixel_bytes + copies
-    assert estimate <= max_decode_bytes(most, len(data) if header.tiff else 0)
+    assert estimate <= max_request_bytes(most, len(data) if header.tiff else 0)
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 7])

@@ -17,7 +17,7 @@ from app.imaging.header import read_header
 from app.imaging.label import fit, readable_name, render
 from app.imaging.picture import PictureType, draw_picture
 from app.imaging.thumbnail import to_thumbnail
-from tests.imaging.samples import FORMATS, MEGA, PIXELS, encode, limits
+from tests.imaging.samples import AVIF, FORMATS, HEIC, MEGA, PIXELS, encode, limits, made_profile, with_property
 
 GREY = 127
 SQUARE = (100, 100, 200, 200)
@@ -147,11 +147,26 @@ def test_image_of_any_format_keeps_its_colours(image_format: str) -> None:
     assert np.abs(pictured(data, picture_type="image/jpeg").astype(int) - PIXELS).mean() < 3
 
 
-@pytest.mark.parametrize(("mode", "colours"), [("RGB", b"RGB "), ("L", b"GRAY")])
-def test_colour_profile_of_a_jpeg_stays_if_it_can_be_applied(mode: str, colours: bytes) -> None:
-    """The picture is RGB. Pillow here does not read profiles; one with its defaults does."""
-    profile = (bytes(range(16)) + colours + bytes(108)) * 99  # only as good as its colour space
-    data = encode(Image.fromarray(PIXELS).convert(mode), "JPEG", icc_profile=profile)
+@pytest.mark.parametrize(
+    ("image_format", "mode"),
+    [
+        ("JPEG", "RGB"),
+        ("PNG", "RGB"),
+        ("WEBP", "RGB"),
+        ("TIFF", "RGB"),
+        ("AVIF", "RGB"),
+        ("HEIC", "RGB"),
+        ("JPEG", "L"),
+        ("PNG", "L"),
+    ],
+)
+def test_colour_profile_stays_if_it_can_be_applied(image_format: str, mode: str) -> None:
+    """The picture is RGB. Pillow here does not read the profiles of JPEGs; one with its defaults does."""
+    profile = made_profile(mode)
+    if image_format in {"AVIF", "HEIC"}:
+        data = with_property(*{"AVIF": (AVIF, 5), "HEIC": (HEIC, 3)}[image_format], b"colr", b"prof" + profile)
+    else:
+        data = encode(Image.fromarray(PIXELS).convert(mode), image_format, icc_profile=profile)
     read = "import sys; from PIL import Image; sys.stdout.buffer.write(Image.open(sys.stdin.buffer).info.get('icc_profile') or b'')"
     for picture_type in get_args(PictureType):
         picture = draw_picture(read_header(data, limits(MEGA)), NOTHING, picture_type)

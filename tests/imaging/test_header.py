@@ -11,6 +11,7 @@ from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions, Unsu
 from app.imaging import apart
 from app.imaging.exif import read_orientation
 from app.imaging.header import MAX_SIDE, PixelLimits, count_pixels, identify, read_header
+from app.imaging.heif import find_size
 from tests.imaging.samples import FORMATS, GREY, HEIC, MEGA, NOISE, PIXELS, encode, exif_of, hostile_tags, pixels_of, png, png_chunk
 from tests.support import peak_below
 
@@ -115,6 +116,18 @@ def test_file_at_the_limits_is_accepted(data: bytes) -> None:
 def test_file_beyond_the_limits_is_refused(data: bytes, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         read_header(data, PixelLimits(50 * MEGA, 178 * MEGA))
+
+
+def test_heic_of_8_bits_and_few_colours_may_have_twice_the_pixels() -> None:
+    """That is what phones write. Source: ISO/IEC 14496-15, 8.3.2."""
+    at = HEIC.index(b"hvcC") + 20
+    width, height = find_size(HEIC)
+    limit = PixelLimits(jpeg=width * height, non_jpeg=width * height // 2)
+    simple, deep = (HEIC[:at] + bytes([0xFC | 1, 0xF8 | bits]) + HEIC[at + 2 :] for bits in (0, 2))
+    read_header(simple, limit)
+    for other in (HEIC, deep):
+        with pytest.raises(ImageTooLarge):
+            read_header(other, limit)
 
 
 @pytest.mark.parametrize("image_format", FORMATS)

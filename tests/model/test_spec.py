@@ -122,6 +122,13 @@ def test_model_that_takes_the_file_has_its_size_in_the_config_and_may_tell_what_
         spec_of(*END_TO_END, image=FILE)
 
 
+def test_model_that_answers_no_single_image_is_unusable() -> None:
+    for fixed in (config(table(16, 300, 6), image=table(16, 3, 640, 640), batch=0), config() | {"sequence_batching": {}}):
+        with pytest.raises(UnsupportedModel, match=r"m takes (only batches of 16 images|sequences only)") as caught:
+            from_triton_config(fixed, "1")
+        assert caught.value.answers_nothing
+
+
 def test_inputs_of_no_head_are_described() -> None:
     for images in ([table(640, 3, 640)], [table(1, 3, 640, 640)], [table(3, 9, 9, data_type="TYPE_INT32")], [], 2 * [IMAGES]):
         inputs = [{"name": name, "data_type": data_type, "dims": dims} for name, data_type, dims in images]
@@ -167,6 +174,8 @@ def test_class_names_are_found() -> None:
         ({"labels": "[]", "metadata": "{'names': {0: 'dog'}}"}, ("dog",)),
         ({"metadata": "{'names': {1: 'dog', 0: 'cat'}}"}, ("cat", "dog")),
         ({"metadata": "{'names': {0: 7}}"}, ("7",)),
+        ({"metadata": '{"names": {"1": "cat", "2": "dog"}, "nms": false, "imgsz": null}'}, ("cat", "dog")),
+        ({"labels": "cat\r\ndog\n"}, ("cat", "dog")),
         ({"labels": "cat", "metadata": "{'names': {0: 'dog'}}"}, ("cat",)),
         ({}, ()),
     ]
@@ -222,6 +231,9 @@ def test_model_that_suppresses_boxes_sets_the_maximum_of_their_overlap() -> None
         (table(-1, -1), {"head": "yolov5"}, OutputFormat.YOLOV5_HEAD),
         (table(-1, 85), {"head": "yolox"}, OutputFormat.YOLOX_HEAD),
         (table(8400, 6), {"head": "end_to_end"}, OutputFormat.SIX_COLUMNS),
+        (table(8400, 6), {"head": "deepstream"}, OutputFormat.DEEPSTREAM),
+        (table(8400, 84), {"labels": names(80)}, OutputFormat.YOLO_HEAD),
+        (table(2000, 84), {"head": "yolo"}, OutputFormat.YOLO_HEAD),
     ],
 )
 def test_head_is_recognised_by_its_shape_or_named_by_the_config(

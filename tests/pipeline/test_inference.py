@@ -124,6 +124,16 @@ async def test_lost_request_is_tried_once_more_without_a_slot(world: World, refu
         await eventually(lambda: arena.region not in world.fake.regions and not (SHM / arena.name).exists())
 
 
+@SHARED
+async def test_region_that_triton_has_forgotten_is_mapped_again(world: World) -> None:
+    await world.infer()
+    world.fake.requests.clear()
+    world.fake.regions.clear()
+    await world.infer()
+
+    assert [has_slot(request) for request in world.fake.requests] == [True, True]
+
+
 async def test_few_requests_are_tried_again(world: World) -> None:
     attempts = []
     for _ in range(5):

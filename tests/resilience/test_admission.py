@@ -1,7 +1,7 @@
 """What is admitted on the whole host: bodies, memory and pixels to decode, which are given back; what many ask for is done once."""
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -10,12 +10,13 @@ from app.resilience.admission import Admission, Capacity
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.fairness import ANYBODY, SHADOW, Caller
+from app.resilience.interruption import Interruption
 from app.resilience.memory import MemoryBudget
-from app.resilience.model_queue import Permit
+from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.single_flight import SingleFlight
 from app.resilience.uploads import AnonymousUploads
 from app.resilience.worker_table import WorkerTable
-from tests.support import OpenTable
+from tests.support import OpenTable, in_cycles
 
 CAPACITY = Capacity(
     max_uploads=2,
@@ -73,6 +74,34 @@ async def test_request_is_rejected_early_while_workers_of_the_host_have_no_room(
     for admission in (one, other):
         admission.check("tiny")
         assert (admission.memory.used_bytes, admission.own_bytes) == (0, 0)
+
+
+async def test_batch_is_refused_early_if_the_images_ahead_take_twice_the_target(
+    open_table: OpenTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelQueue, "pace", lambda _: 1.0)
+    admission = Admission(open_table(), CAPACITY)
+    images = admission.batch_queue("tiny", 1)
+    with await images.admit(Deadline.after(60)):
+        asking = [asyncio.ensure_future(images.admit(Deadline.after(60))) for _ in range(3)]
+        await asyncio.sleep(0)
+        admission.check("tiny", is_batch=True)
+        asking.append(asyncio.ensure_future(images.admit(Deadline.after(60))))
+        await asyncio.sleep(0)
+        with pytest.raises(GatewayFull, match="as many requests"):
+            admission.check("tiny", is_batch=True)
+        admission.check("tiny", Caller("other"), is_batch=True)
+        for one in asking:
+            one.cancel()
+        await asyncio.wait(asking)
+
+
+async def test_interrupted_block_leaves_no_reference_cycle() -> None:
+    with in_cycles(GatewayFull) as kept, suppress(GatewayFull), Interruption() as block:
+        asyncio.get_running_loop().call_soon(block.interrupt, GatewayFull("full"))
+        await asyncio.sleep(60)
+
+    assert not kept
 
 
 def test_reservation_above_the_limit_is_rejected_unless_it_is_alone(table: WorkerTable) -> None:

@@ -107,7 +107,8 @@ async def test_each_classifier_gives_the_probabilities_computed_by_hand(client: 
 
 
 async def test_a_call_never_has_images_for_several_versions(one_by_one: httpx.AsyncClient) -> None:
-    """The newest version is one model, with or without its number."""
+    """The newest version is one model, with or without its number, once it is known."""
+    json(await one_by_one.post("/predict/two_versions", content=SCENE))
     queries = list(islice(cycle(["", "?version=1", "?version=2"]), REQUESTS))
     responses = await asyncio.gather(*(one_by_one.post(f"/predict/two_versions{query}", content=SCENE) for query in queries))
 

@@ -22,7 +22,7 @@ from app.model.spec import OUTPUT_DTYPES
 from app.pipeline import examiner
 from app.settings.schema import Settings
 from app.triton.client import MODEL_INFER, OPTIONS
-from app.zoo import check, registry
+from app.zoo import registry
 from app.zoo.add import Request, add, read_options
 from app.zoo.configs import HALF
 from app.zoo.pull import pull
@@ -125,7 +125,7 @@ def add_models(folder: Path) -> None:
     for name, network in networks.items():
         (file := folder / f"{name}.onnx").write_bytes(network.SerializeToString())
         options = read_options({"head": "yolo"} if name != "classes" else {})
-        add(Request(str(file), name, "MIT", check.SAMPLES, options), Repository(folder / "models"), lambda _: "")
+        add(Request(str(file), name, "MIT", None, options), Repository(folder / "models"), lambda _: "")
     models.write(folder / "written")
     (folder / "written" / "six_columns").rename(folder / "models" / "by_hand")
     config = folder / "models" / "by_hand" / "config.pbtxt"

@@ -5,6 +5,7 @@ import json
 import logging as python_logging
 import os
 import re
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -93,6 +94,49 @@ def test_messages_of_a_library_are_part_of_the_log(capsys: pytest.CaptureFixture
     assert (retrying["event"], retrying["level"], retrying["logger"]) == ("retrying in 1.5 s", "warning", "some.library.part")
     assert given_up["exception"].endswith("ValueError: 18")
     assert err == ""
+
+
+STALLED = """
+import os, sys
+import structlog
+from app.telemetry import logging, streams
+streams.never_wait()
+logging.configure("info")
+for number in range(5000):
+    structlog.get_logger().info("request", text="x" * 400)
+    logging.say("y" * 400)
+os.write(int(sys.argv[1]), b"done")
+sys.stdin.read()
+"""
+NEVER_WAIT = "streams.never_wait()"
+ANOTHER_USER = """
+def refuse(*_): raise PermissionError
+os.open, opened = refuse, os.open
+streams.never_wait()
+os.open = opened
+"""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "pipe of another user", "socket"])
+def test_no_line_waits_for_its_reader_and_lost_ones_are_counted(kind: str) -> None:
+    script = STALLED.replace(NEVER_WAIT, ANOTHER_USER) if kind == "pipe of another user" else STALLED
+    streams = [tuple(end.detach() for end in socket.socketpair()) if kind == "socket" else os.pipe() for _ in range(2)]
+    (out, to_out), (err, to_err) = streams
+    said, say = os.pipe()
+    command = [sys.executable, "-c", script, str(say)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=to_out, stderr=to_err, pass_fds=[say]) as process:
+        for end in (to_out, to_err, say):
+            os.close(end)
+        assert os.read(said, 4) == b"done"
+        os.close(said)
+        for stream in (out, err):
+            with open(stream, encoding="utf-8") as lines:  # noqa: PTH123 - a descriptor
+                received = 0
+                while not (lost := re.search(r"(\d+) lines were lost|were lost.*\"lines\":(\d+)", next(lines))):
+                    received += 1
+            assert received + int(lost[1] or lost[2]) == 5000
+            assert received > 1000
+        process.communicate()
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

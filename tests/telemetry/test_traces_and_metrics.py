@@ -100,6 +100,17 @@ async def test_names_and_errors_are_those_of_the_conventions(receiver: Receiver)
         assert attributes["http.request.method"] in {"GET", "_OTHER"}
 
 
+async def test_variables_of_opentelemetry_choose_the_exporter(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), ("OTEL_TRACES_EXPORTER", "console")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(ValueError, match=f"{name}={value} is not supported"):
+                Tracing()
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    await trace()
+    assert receiver.requests == []
+
+
 async def test_a_receiver_that_hangs_or_refuses_harms_nobody(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

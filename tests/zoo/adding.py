@@ -14,7 +14,6 @@ from app.host.program import CommandError
 from app.model.spec import ModelSpec, from_triton_config
 from app.triton.config_file import read_config_file
 from app.triton.repository import LOCK, REMOVED, config_path
-from app.zoo import check
 from app.zoo.add import Request, add, read_options
 from app.zoo.inference import open_session, run
 from app.zoo.repository import Repository
@@ -32,7 +31,7 @@ def added(
     if isinstance(source, onnx.ModelProto):
         onnx.save(source, path := repository.path.with_name("best.onnx"))
         source = path
-    return add(Request(str(source), name, licence, check.SAMPLES, read_options(options)), repository, lambda _: "")[0]
+    return add(Request(str(source), name, licence, None, read_options(options)), repository, lambda _: "")[0]
 
 
 def spec_of(repository: Repository, name: str = "doors", version: str = "1", *, is_embedded: bool = False) -> ModelSpec:
@@ -50,11 +49,11 @@ def content(repository: Repository) -> dict[str, bytes]:
 
 
 @contextmanager
-def refused(repository: Repository, message: str) -> Iterator[None]:
+def refused(repository: Repository, message: str) -> Iterator[pytest.ExceptionInfo[CommandError]]:
     """Demand an error of one line for the user, and that the repository is as it was."""
     before = content(repository)
     with pytest.raises(CommandError) as caught:
-        yield
+        yield caught
     assert re.search(message, str(caught.value))
     assert "\n" not in str(caught.value)
     assert content(repository) == before

@@ -13,8 +13,8 @@ from app.zoo.recipe import SIZES
 
 WIDE = (256, 128)
 """Width and height of an input with 672 anchors."""
-IN_PIXELS = ("yolo", "yolov5", "end_to_end")
-_TYPES = {"float32": "float", "float16": "float16", "int64": "int64"}
+IN_PIXELS = ("yolo", "yolov5", "deepstream", "end_to_end", "four_tensors")
+_TYPES = {"float32": "float", "float16": "float16", "float64": "double", "int64": "int64", "int32": "int32"}
 
 
 def parse(text: str) -> onnx.ModelProto:
@@ -34,7 +34,7 @@ def exported(
     # Its input has this `size`, width and height, for `batch` images; `half` makes its tensors FP16, `symbolic` their shapes.
     kind, body, results = "float16" if half else "float", "images_only = Shape <start = 0, end = 1> (images)", []
     given = {name: np.array(value) if isinstance(value, np.ndarray) else np.zeros(value) for name, value in outputs.items()}
-    arrays = {name: value if value.dtype == np.int64 else value.astype(f"f{2 if half else 4}") for name, value in given.items()}
+    arrays = {name: value if value.dtype.kind == "i" else value.astype(f"f{2 if half else 4}") for name, value in given.items()}
     takes = [f"{kind}[{batch}, 3, {size[1]}, {size[0]}] images"]
     for name, value in arrays.items():
         dims = [f"{name}_{axis}" for axis in range(value.ndim)] if symbolic else map(str, value.shape)
@@ -60,7 +60,7 @@ def exported(
 def head_tensors(head: str, unit: tuple[int, int] | None = None) -> dict[str, NDArray[Any]]:
     """Make what a head gives for an image of `WIDE` pixels with some objects of three classes, in this unit or its own."""
     random, unit = np.random.default_rng(7), unit or (WIDE if head in IN_PIXELS else (1, 1))
-    rows = {"yolo": 672, "yolov5": 3 * 672, "yolox": 672}.get(head, 40)
+    rows = {"yolo": 672, "yolov5": 3 * 672, "yolox": 672, "deepstream": 672}.get(head, 40)
     centres, sizes = random.uniform(0.2, 0.8, (rows, 2)) * unit, random.uniform(0.1, 0.3, (rows, 2)) * unit
     scores = random.uniform(0, 1, (rows, 3)) * (random.uniform(size=(rows, 1)) < 80 / rows)
     corners, objectness = [centres - sizes / 2, centres + sizes / 2], random.uniform(0, 1, (rows, 1))
@@ -69,7 +69,14 @@ def head_tensors(head: str, unit: tuple[int, int] | None = None) -> dict[str, ND
         "yolo": {"output0": np.hstack([centres, sizes, scores]).T},
         "yolov5": {"output": np.hstack([centres, sizes, objectness, scores])},
         "yolox": {"output": np.hstack([random.uniform(-1, 1, (rows, 4)), objectness, scores])},
+        "deepstream": {"output": np.hstack([*corners, objectness, classes])},
         "end_to_end": {"output0": np.hstack([*corners, objectness, classes])},
+        "four_tensors": {
+            "num_dets": np.array([30], np.int32),
+            "det_boxes": np.hstack(corners),
+            "det_scores": objectness[:, 0],
+            "det_classes": classes[:, 0].astype(np.int32),
+        },
         "rtdetr": {"output0": np.hstack([centres, sizes, scores])},
         "rtdetr_topk": {"output0": np.hstack([centres, sizes, objectness, classes])},
         "rfdetr": {"dets": np.hstack([centres, sizes]), "labels": random.uniform(-5, 3, (rows, 4))},

@@ -10,7 +10,6 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from app.host.program import CommandError
 from app.triton.repository import LOCK, REMOVED
-from app.zoo import check
 from app.zoo.add import Request, add, read_options
 from app.zoo.repository import Repository
 
@@ -164,9 +163,9 @@ def add_hostile(content: bytes, repository: Repository, apply: Callable[[str], s
     with NamedTemporaryFile(suffix=".onnx") as file:
         file.write(content)
         file.flush()
-        options = read_options({"labels": "a,b,c"})
+        options = read_options({"labels": "a,b,c", "box_units": "normalized"})
         try:
-            add(Request(file.name, "doors", "", check.SAMPLES, options, is_untrusted=True), repository, apply)
+            add(Request(file.name, "doors", "", None, options, is_untrusted=True), repository, apply)
         except CommandError as error:
             reason = str(error)
             assert "\n" not in reason

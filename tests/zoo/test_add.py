@@ -27,11 +27,13 @@ from app.model.heads import DetectionHead, PoseHead
 from app.model.spec import are_interchangeable
 from app.triton.config_file import read_config_file
 from app.triton.repository import loadable_models
-from app.zoo import check, sandbox
+from app.zoo import sandbox
 from app.zoo.add import Request, add, read_options
+from app.zoo.listing import describe_models
 from app.zoo.repository import Repository
 from tests.fakes.http import answering
 from tests.processes import wait_for
+from tests.support import IMAGES
 from tests.zoo.adding import added, blank_outputs, content, new_repository, refused, spec_of  # noqa: F401 - a fixture
 from tests.zoo.exported import FEATURES, WIDE, exported, feature_tensors, head_tensors
 from tests.zoo.hostile import add_hostile, hostile, mutated
@@ -47,8 +49,10 @@ def network(head: str = "yolo", tensors: dict[str, Any] | None = None, **options
     ("head", "options", "max_iou"),
     [
         ("yolo", {"iou": "0.45"}, 0.45),
-        ("yolov5", {}, 0.7),
-        ("yolox", {"head": "yolox"}, 0.7),
+        ("yolov5", {}, 0.45),
+        ("yolox", {}, 0.45),
+        ("deepstream", {}, 0.45),
+        ("four_tensors", {}, 1),
         ("end_to_end", {"head": "end_to_end"}, 1),
         ("rtdetr", {"head": "rtdetr"}, 1),
         ("rtdetr_topk", {"head": "rtdetr_topk"}, 1),
@@ -67,6 +71,27 @@ def test_detector_of_each_head_is_served(repository: Repository, head: str, opti
     assert are_interchangeable(spec, embedded)
     assert spec.expect_head(DetectionHead).max_iou == max_iou
     assert blank_outputs(repository, images=2)["num_dets"].min() > 0
+
+
+def test_detector_that_finds_nothing_is_told_as_not_checked(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    """With samples of the user it is refused, unless the user accepts it."""
+    added(nothing := network(tensors={"output0": np.zeros((7, 672))}), repository)
+    assert (
+        "doors:1 is not checked, because it finds nothing in the photos that are built in: give --samples"
+        in capsys.readouterr().err
+    )
+    assert spec_of(repository).is_checked is False
+    assert next(describe_models(repository, {})).endswith("versions 1 (default, not checked)")
+    onnx.save(nothing, path := repository.path.with_name("nothing.onnx"))
+    request = Request(str(path), "doors", "", IMAGES, read_options({}))
+    with refused(
+        repository, r"finds nothing in .*--channels BGR, --scale 1, .*--mean 0\.485.*; --accept adds it as it is"
+    ) as caught:
+        add(request, repository, lambda _: "")
+    assert caught.value.exit_code == 3
+    add(request._replace(is_accepted=True), repository, lambda _: "")
+    added(network(), repository)
+    assert (repository.models()["doors"].unchecked, spec_of(repository, version="2").is_checked) == (("1",), True)
 
 
 @pytest.mark.parametrize(("task", "head"), [("segmentation", "yolo"), ("pose", "end_to_end"), ("obb", "yolo")])
@@ -105,6 +130,15 @@ def test_name_and_labels_are_found_beside_the_file(repository: Repository) -> No
     with repository.writing():
         repository.remove("own")
     assert {path.name for path in folder.iterdir()} == {source.name, "it.onnx.data", "labels.txt"}
+    (folder / "it.onnx.data").unlink()
+    with refused(repository, r"has its weights in it\.onnx\.data, not beside it; where both are: python -c"):
+        added(source, repository)
+
+
+def test_labels_of_the_command_line_may_be_long_or_json() -> None:
+    labels = [f"class number {number}" for number in range(80)]
+    assert read_options({"labels": ",".join(labels)}).labels == tuple(labels)
+    assert read_options({"labels": '["a, b", "c"]'}).labels == ("a, b", "c")
 
 
 def test_same_name_makes_the_next_version(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,15 +193,11 @@ def test_versions_are_chosen_and_removed(repository: Repository) -> None:
     ("source", "options", "message"),
     [
         (None, {}, "there is no file"),
+        (network(), {"labels": "a,,b"}, "class 1 of .* has no name"),
         (network().SerializeToString()[:-1000], {}, "is not a complete ONNX network"),
         (network(tensors={"output0": head_tensors("yolo")["output0"] * 5}), {}, "its scores are not between 0 and 1"),
         (network("rtdetr"), {"head": "rtdetr", "multi_label": "true"}, "multi_label is for the heads yolo, yolov5, yolox"),
         (network("dfine", names=""), {"labels": "door,window"}, "it found class 2, but there are 2 labels, from 0"),
-        (
-            network(tensors={"output": head_tensors("yolov5")["output"][:672]}),  # decoded twice, its boxes overflow
-            {"head": "yolox"},
-            r"boxes far outside of the image; is its head yolox, and was it exported with its sigmoid\?",
-        ),
     ],
 )
 def test_network_that_cannot_be_served_is_one_sentence(
@@ -204,7 +234,7 @@ def test_file_of_an_address_must_have_the_sha256(
     digest = hashlib.sha256(file).hexdigest() if is_expected else "0" * 64
 
     with answering(file, tls=tls) as url, nullcontext() if is_expected else refused(repository, "its SHA-256 is"):
-        request = Request(f"{url}/best.onnx", None, "MIT", check.SAMPLES, read_options({}), sha256=digest)
+        request = Request(f"{url}/best.onnx", None, "MIT", None, read_options({}), sha256=digest)
         assert add(request, repository, lambda _: "")[0] == "best"
 
 
@@ -348,7 +378,7 @@ def test_hostile_networks_are_added_or_refused(monkeypatch: pytest.MonkeyPatch, 
     assert all(reasons[kind] for kind in ("claiming", "expanding", "nested"))
     assert "does not run on blank images" in reasons["limited"]
     assert re.search("own:Own.* is not a registered|Cycle detected", reasons["foreign"])
-    assert re.search("external TensorProto|should be stored in", reasons["outside"])
+    assert re.search("external TensorProto|should be stored in|its weights in", reasons["outside"])
 
 
 def test_weights_that_onnx_does_not_look_for_are_not_read(tmp_path: Path) -> None:

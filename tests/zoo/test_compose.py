@@ -55,6 +55,9 @@ def textbook(head: Floats, recipe: DetectionRecipe) -> Detections:
         centres, sizes, scores = head[:2].T, head[2:4].T, head[4:].T
     elif recipe.head == "yolov5":
         centres, sizes, scores = head[:, :2], head[:, 2:4], head[:, 4:5] * head[:, 5:]
+    elif recipe.head == "deepstream":
+        centres, sizes = ((head[:, :2] + head[:, 2:4]) / 2).astype(np.float32), head[:, 2:4] - head[:, :2]
+        scores = (np.eye(3)[head[:, 5].astype(int)] * head[:, 4:5]).astype(np.float32)
     else:
         width, height = recipe.size
         cells = [(x, y, s) for s in (8, 16, 32) for y in range(height // s) for x in range(width // s)]
@@ -102,11 +105,13 @@ def found_once(tensors: Mapping[str, Floats], recipe: DetectionRecipe) -> Detect
             probabilities = (1 / (1 + np.exp(-logits[:, :-1]))).astype(np.float32)
             query, classes = np.divmod(np.arange(probabilities.size), probabilities.shape[1])
             boxes, scores = boxes[query], probabilities.ravel()
+        case "four_tensors", [count, *rows]:
+            boxes, scores, classes = (tensor[: int(count[0])] for tensor in rows)
         case _:
             classes, boxes, scores = tensors.values()
     if recipe.head in ("rtdetr", "rtdetr_topk", "rfdetr"):
         boxes = np.hstack([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2])
-    if recipe.head != "end_to_end" or recipe.box_units == "normalized":
+    if recipe.head not in IN_PIXELS or recipe.box_units == "normalized":
         boxes = boxes * np.array(recipe.size * 2, np.float32)
     kept = np.argsort(-scores, kind="stable")[:MAX_DETECTIONS]
     kept = kept[scores[kept] > MIN_SCORE]
@@ -249,9 +254,9 @@ def test_every_head_is_decoded_as_in_a_textbook(
     recipe = DetectionRecipe(size=WIDE, head=head, iou=0.5, box_units=unit if head in IN_PIXELS else "pixels")
     tensors = head_tensors(head, WIDE if unit == "pixels" else (1, 1))
     if properties.get("half"):
-        tensors = {name: tensor if tensor.dtype == np.int64 else tensor.astype(np.float16) for name, tensor in tensors.items()}
+        tensors = {name: tensor if tensor.dtype.kind == "i" else tensor.astype(np.float16) for name, tensor in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    model = compose_model(exported(tensors, WIDE, **properties), recipe, shapes=shapes, batch=kept_batch)
+    model = compose_model(exported(tensors, WIDE, **properties), recipe, classes=3, shapes=shapes, batch=kept_batch)
     outputs = run_on_blank(model, kept_batch or 2)
 
     objects = objects_of(tensors, recipe)

@@ -13,12 +13,12 @@ from app.model.spec import ModelSpec
 from app.model.triton_config import ScoreKind
 from app.zoo import inference
 from app.zoo.compose import compose_model
-from app.zoo.recipe import ClassificationRecipe, DetectionHeadName
+from app.zoo.recipe import SIZES, ClassificationRecipe
 from app.zoo.recognize import Options, Unrecognized, recognize
 from app.zoo.repository import Repository
 from tests.zoo import adding
 from tests.zoo.adding import new_repository  # noqa: F401 - a fixture
-from tests.zoo.exported import exported, parse
+from tests.zoo.exported import WIDE, exported, head_tensors, parse
 
 ANCHORS = 1344
 """At 256 x 256 pixels; 1360 with a stride of 64."""
@@ -61,34 +61,84 @@ def test_head_is_that_of_the_shape_and_the_names(outputs: Shapes, metadata: dict
     assert shapes == outputs
 
 
+def table(head: str, unit: tuple[int, int] | None = None) -> NDArray[Any]:
+    (rows,) = head_tensors(head, unit).values()
+    return rows
+
+
+def said(rows: NDArray[Any], **metadata: Any) -> onnx.ModelProto:  # noqa: ANN401
+    """Make a network with one output whose name tells nothing, and three classes unless told otherwise."""
+    return exported({"output0": rows}, WIDE, **{"names": names(3), **metadata})
+
+
+YOLO, DECODED = table("yolo"), table("yolov5")[:672]
+FEW: dict[str, Any] = {**ULTRALYTICS, "names": names(2)}
+ROUNDED, LOGITS = (np.vstack([YOLO[:4], YOLO[4:] - less]) for less in (0.004, 9))
+CHOSEN = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.0, 2.0, 3.0), "resize": "stretch", "iou": 0.4}
+
+
 @pytest.mark.parametrize(
-    ("outputs", "metadata", "heads"),
+    ("network", "options", "expected"),
     [
-        pytest.param(one(ANCHORS, 8), {"names": names(3)}, ["yolov5", "yolox"], id="decoded or not"),
-        pytest.param(
-            one(300, 6), {**ULTRALYTICS, "names": names(2)}, ["end_to_end", "rtdetr", "rtdetr_topk"], id="and two classes"
-        ),
-        pytest.param(one(300, 7), {"names": names(3)}, ["rtdetr"], id="three classes, or an angle"),
+        (said(YOLO), {}, {"head": "yolo", "iou": 0.7, "box_units": "pixels"}),
+        (said(YOLO.T), {}, {"head": "yolo"}),
+        (said(ROUNDED), {}, {"head": "yolo"}),
+        (said(YOLO[:, :100]), {"head": "yolo"}, {"head": "yolo"}),  # of other strides
+        (said(table("yolo", (1, 1))), {}, {"head": "yolo", "box_units": "normalized"}),
+        (said(table("deepstream")), {}, {"head": "deepstream", "iou": 0.45}),
+        (said(DECODED), {}, {"head": "yolov5", "iou": 0.45, "channels": "RGB"}),
+        (said(table("yolox")), {}, {"head": "yolox", "iou": 0.45, "channels": "BGR", "scale": 1.0, "placement": "top_left"}),
+        (said(table("yolox")), CHOSEN, CHOSEN),
+        (said(table("rtdetr_topk"), **FEW), {}, {"head": "rtdetr_topk"}),
+        (said(table("rtdetr")), {"head": "rtdetr"}, {"head": "rtdetr", "resize": "stretch"}),
+        (said(table("end_to_end", (1, 1)), **FEW), {}, {"head": "end_to_end", "box_units": "normalized"}),
     ],
 )
-def test_ambiguous_head_is_asked(outputs: Shapes, metadata: dict[str, Any], heads: list[DetectionHeadName]) -> None:
-    question = "does not tell the format of its output: say " + " or ".join(f"--head {head}" for head in heads)
-    with pytest.raises(Unrecognized, match=f"^{question}$"):
-        recognize(exported(outputs, **metadata), Options())
-
-    for head in heads:
-        assert recognize(exported(outputs, **metadata), Options(head=head)).recipe.head == head
+def test_rows_for_a_picture_tell_what_shapes_do_not(
+    network: onnx.ModelProto, options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    recipe = recognize(network, Options(**options)).recipe
+    assert {name: getattr(recipe, name) for name in expected} == expected
 
 
-def test_yolox_takes_its_usual_pixels_unless_told_otherwise() -> None:
-    network = exported(one(ANCHORS, 8))
-    options = {"head": "yolox", "labels": ("a", "b", "c")}
+def ninety_one(best: int) -> onnx.ModelProto:
+    """Make an RF-DETR of 91 columns, of which one is always the best, and 90 names."""
+    rows = np.vstack([np.zeros((20, 91)), np.tile(np.eye(91)[best], (20, 1))])
+    return exported({"dets": np.full((40, 4), 0.5), "labels": rows}, names=names(90))
 
-    recipe = recognize(network, Options(**options)).recipe  # type: ignore[arg-type]
-    assert (recipe.channels, recipe.scale, recipe.placement) == ("BGR", 1.0, "top_left")
-    said = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.0, 2.0, 3.0), "resize": "stretch", "iou": 0.4}
-    recipe = recognize(network, Options(**options, **said)).recipe  # type: ignore[arg-type]
-    assert {name: getattr(recipe, name) for name in said} == said
+
+@pytest.mark.parametrize(("best", "label"), [(0, "class 0"), (90, "N/A")])
+def test_column_of_no_class_is_never_the_best_one(best: int, label: str) -> None:
+    assert recognize(ninety_one(best), Options()).labels[0] == label
+
+
+def turned(kind: int) -> onnx.ModelProto:
+    """Make a D-FINE whose second input has another name and type, and the height first; its classes are INT32."""
+    tensors = head_tensors("dfine")
+    network = exported({**tensors, "labels": tensors["labels"].astype(np.int32)}, WIDE, names=names(3))
+    (concat,) = (node for node in network.graph.node if SIZES in node.input)
+    concat.input[:] = ["turned"] * 2
+    network.graph.node.insert(0, helper.make_node("Gather", ["im_shape", "order"], ["turned"], axis=1))
+    network.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 0]), "order"))
+    network.graph.input[1].name, network.graph.input[1].type.tensor_type.elem_type = "im_shape", kind
+    return network
+
+
+def test_tensors_of_others_have_another_order_and_other_names_and_types(repository: Repository) -> None:
+    others = zip(
+        ("num_predictions", "pred_boxes", "pred_scores", "pred_classes"), head_tensors("four_tensors").values(), strict=True
+    )
+    networks = [
+        exported(head_tensors("dfine"), WIDE, names=names(3)),
+        *map(turned, (1, 6)),
+        exported(dict(others), WIDE, names=names(3)),
+    ]
+    found = []
+    for index, network in enumerate(networks):
+        adding.added(network, repository, f"a{index}")
+        found.append(adding.blank_outputs(repository, f"a{index}")["det_boxes"][0, :20])
+    assert np.array([found[0]] * 2) == pytest.approx(np.array(found[1:3]))
+    assert found[3].max() > 100
 
 
 def test_size_is_the_fixed_one_or_the_users_or_the_exporters() -> None:
@@ -103,6 +153,7 @@ def test_size_is_the_fixed_one_or_the_users_or_the_exporters() -> None:
     [
         ({}, "Identity", "logits", {"crop": 0.875, **IMAGENET}),
         ({}, "Softmax <axis = 1>", "probabilities", {"crop": 0.875, **IMAGENET}),
+        ({}, "Sigmoid", "probabilities", {"crop": 0.875, **IMAGENET}),
         ({"task": "classify"}, "Identity", "probabilities", {"crop": 1.0}),
     ],
 )
@@ -116,38 +167,6 @@ def test_classifier_is_recognised(metadata: dict[str, str], scores: str, head: S
     recipe = recognize(network, Options()).recipe
     assert recipe == ClassificationRecipe(size=(64, 64), head=head, resize="center_crop", **preprocessing)
     assert recognize(network, Options(head="logits")).recipe.head == "logits"
-
-
-VARIABLE, SMALL = "float[n, 3, h, w]", {"size": (64, 64)}
-
-
-def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx.ModelProto:
-    """Make a network that returns its images, perhaps in another shape."""
-    inputs, given = ", ".join((f"{takes} images", *others)), "(images, shape)" if of else "(images)"
-    return parse(f"network ({inputs}) => ({'float' if of else takes} output) <{of}> {{ output = {made} {given} }}")
-
-
-@pytest.mark.parametrize(
-    ("network", "options", "message"),
-    [
-        (exported(one(7, ANCHORS), ("w", "h")), {}, "say --size 640, or --size 640x384"),
-        (exported(one(7, ANCHORS), batch=8), {}, "takes only batches of 8 images"),
-        (exported(one(7, ANCHORS)), {}, "does not name 3 classes: say --labels a,b,c or --labels names.txt"),
-        (exported(one(7, ANCHORS), names=names(80)), {}, "has 3 classes, not 80: say --labels a,b,c"),
-        (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
-        (exported(one(20, 21504)), {}, "do not fit a known head"),
-        (exported(one(0, 6)), {"head": "rtdetr_topk"}, "which do not fit --head rtdetr_topk"),
-        (onnx.ModelProto(), {}, "cannot be loaded: "),
-        (same("float[1, 64, 64, 3]"), {}, "must take one image"),
-        (same("float[1, 3, 64, 64]", "float[1] other"), {}, "images .* and other "),
-        (same(VARIABLE, made="Reshape", of="int64[2] shape = {1, 7}"), SMALL, "does not run with 64 x 64 pixels"),
-    ],
-)
-def test_user_is_told_what_to_do(network: onnx.ModelProto, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(Unrecognized, match=message) as caught:
-        recognize(network, Options(**options))
-
-    assert "\n" not in str(caught.value)
 
 
 NETWORKS = {
@@ -172,11 +191,64 @@ NETWORKS = {
             y = Flatten (mean)
         }""",
 }
+
+ASKED = "^does not tell the format of its output: say --head "
+VARIABLE, SMALL = "float[n, 3, h, w]", {"size": (64, 64)}
+
+
+def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx.ModelProto:
+    """Make a network that returns its images, perhaps in another shape."""
+    inputs, given = ", ".join((f"{takes} images", *others)), "(images, shape)" if of else "(images)"
+    return parse(f"network ({inputs}) => ({'float' if of else takes} output) <{of}> {{ output = {made} {given} }}")
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "message"),
+    [
+        (exported(one(7, ANCHORS), ("w", "h")), {}, "say --size 640, or --size 640x384"),
+        (exported(one(7, ANCHORS), batch=8), {}, "takes only batches of 8 images"),
+        (exported(one(7, ANCHORS)), {}, "does not name 3 classes: say --labels a,b,c or --labels names.txt"),
+        (exported(one(7, ANCHORS), names=names(80)), {}, "has 3 classes, not 80: say --labels a,b,c"),
+        (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
+        (exported(one(ANCHORS, 8), names=names(3)), {}, f"{ASKED}yolov5 or --head yolox$"),
+        (exported(one(300, 6), **FEW), {}, f"{ASKED}end_to_end or --head rtdetr or --head rtdetr_topk$"),
+        (exported(one(300, 7), names=names(3)), {}, f"{ASKED}rtdetr$"),  # or oriented boxes
+        (exported(one(20, 21504)), {}, "do not fit a known head"),
+        (exported(one(0, 6)), {"head": "rtdetr_topk"}, "which do not fit --head rtdetr_topk"),
+        (onnx.ModelProto(), {}, "cannot be loaded: "),
+        (said(LOGITS), {}, "cannot be served: its scores are logits, such as -9.0: export it with its sigmoid"),
+        (said(table("deepstream"), names=names(1)), {"head": "yolov5"}, "does not fit --head yolov5: its boxes are x1 y1 x2 y2"),
+        (said(DECODED), {"head": "yolox"}, "its boxes are decoded"),
+        (said(table("yolox")), {"head": "yolov5"}, "negative sizes, as those of a raw YOLOX"),
+        (said(table("rtdetr_topk")), {"head": "end_to_end"}, "its boxes are not x1 y1 x2 y2"),
+        (said(table("end_to_end") + 0.5), {"head": "end_to_end"}, "its last column is not a class"),
+        (said(table("rtdetr", WIDE)), {"head": "rtdetr"}, "its boxes are no fractions of the input"),
+        (said(table("yolo", (1, 1))), {"box_units": "pixels"}, "has boxes in fractions of the input: leave out --box-units"),
+        (said(np.vstack([table("yolo", (1, 1)), YOLO[:1]]), task="obb"), {}, "as only detectors may have; export it with boxes in"),
+        (ninety_one(9), {}, "with 91 names, of which one is N/A"),
+        (
+            parse(NETWORKS["text_detection"]),
+            {"task": "embedding", **SMALL},
+            r"y \(1, 64, 64\), which are not those of a network for",
+        ),
+        (parse(NETWORKS["text_recognition"]), {"task": "text_recognition", "labels": ("a", "b")}, "not those of 2 characters: say"),
+        (same("float[1, 64, 64, 3]"), {}, "must take one image"),
+        (same("float[1, 3, 64, 64]", "float[1] other"), {}, "images .* and other "),
+        (same(VARIABLE, made="Reshape", of="int64[2] shape = {1, 7}"), SMALL, "does not run with 64 x 64 pixels"),
+    ],
+)
+def test_user_is_told_what_to_do(network: onnx.ModelProto, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(Unrecognized, match=message) as caught:
+        recognize(network, Options(**options))
+
+    assert "\n" not in str(caught.value)
+
+
 CHARACTERS = ("a", "b", "\u3000")
 
 
-def added(task: str, repository: Repository, *, network: str | None = None, **options: str) -> ModelSpec:
-    model = parse(NETWORKS[network or task])
+def added(task: str, repository: Repository, **options: str) -> ModelSpec:
+    model = parse(NETWORKS[task])
     helper.set_model_props(model, {"character": "\n".join(CHARACTERS)})
     adding.added(model, repository, task=task, **options)
     return adding.spec_of(repository)
@@ -237,17 +309,3 @@ def test_vector_of_an_image(repository: Repository) -> None:
 
     assert (spec.head.task, spec.head.description, spec.resize) == ("embedding", "vector of 3 values", "stretch")
     assert run(repository, images)[0] == pytest.approx(images.mean(axis=(1, 2)) / 255, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("task", "network", "options", "message"),
-    [
-        ("embedding", "text_detection", {"size": "64"}, r"has the outputs y \(1, 64, 64\), which are not those of a network for"),
-        ("text_recognition", None, {"labels": "a,b"}, "has 5 classes, not those of 2 characters: say --labels FILE"),
-    ],
-)
-def test_network_of_another_task_is_refused(
-    repository: Repository, task: str, network: str | None, options: dict[str, str], message: str
-) -> None:
-    with adding.refused(repository, message):
-        added(task, repository, network=network, **options)

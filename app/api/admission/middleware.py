@@ -23,7 +23,7 @@ from app.api.context import RequestContext, context_of, header_of
 from app.api.dependencies import WorkerResources
 from app.api.receiving.client_watch import drain, has_body
 from app.api.reports.metrics import count_request
-from app.api.routes import UNMATCHED, ModelRoute, RouteTable, note_route, route_of
+from app.api.routes import PROBES, UNMATCHED, ModelRoute, RouteTable, note_route, route_of
 from app.errors import CircuitOpen, GatewayFull, MalformedRequest
 from app.resilience.fairness import caller_at
 from app.resilience.pacer import RejectionPacer
@@ -39,6 +39,7 @@ _MAX_PATH = 200
 _MAX_METHOD = 32
 _PACED = {401, 429}  # delayed on purpose if there are many, and then not logged as slow
 _CLIENT_GONE = 499
+_OK = 200
 _INTERNAL_ERROR = 500
 _UNAVAILABLE = 503
 
@@ -142,7 +143,7 @@ class RequestContextMiddleware:
         }
         if context.trace is not None:
             fields |= {"trace_id": context.trace.trace_id, "span_id": context.trace.span_id}
-        log = LOG.info
+        log = LOG.debug if status == _OK and route_of(scope) in PROBES else LOG.info
         if 0 < context.slow_request_ms < duration_ms and status not in _PACED:
             fields["slow"] = True
             log = LOG.warning

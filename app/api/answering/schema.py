@@ -157,7 +157,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """A model in Triton's repository, or one that `pull` can download."""
 
     name: str
-    state: Literal["ready", "not_ready", "not_loaded", "not_pulled", "no_config", "invalid"]
+    state: Literal["ready", "not_ready", "not_loaded", "not_pulled", "no_config", "invalid", "unloadable"]
     version: str | None = None
     """The default version: the newest one, unless the model's config names another."""
     versions: list[str] = []
@@ -178,6 +178,10 @@ class ModelInfo(msgspec.Struct, frozen=True):
     has_labels: bool = False
     num_classes: int | None = None
     input_shape: list[int] | None = None
+    box_units: Literal["pixels", "normalized"] | None = None
+    """Unit of a detector's boxes in the model's output; null if nothing tells it, and pixels are assumed, and for other models."""
+    checked: bool | None = None
+    """Whether the version was seen to find something when it was added; null for a model that was not added."""
 
 
 class ModelCard(msgspec.Struct, frozen=True):

@@ -1,7 +1,9 @@
 """The documentation page, Swagger UI. The gateway serves all of its files."""
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from litestar import get
 from litestar.exceptions import NotFoundException
@@ -13,11 +15,13 @@ from litestar.types import ASGIApp
 
 from app import __version__
 from app.api.answering.responses import FileResponse
+from app.api.context import AnyRequest
 from app.api.routes import DOCS, SEARCH_DOCS
 
 # Swagger UI's files, with their names in the package offapi.
 ASSETS = {"swagger_bundle.js": "text/javascript", "swagger_preset.js": "text/javascript", "swagger_style.css": "text/css"}
 _ASSETS_PATH = "/docs-assets"
+_PREFIX = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 TAGS = [
     Tag("detection", "Ask a model about an image, or about several."),
     Tag("text", "Read text."),
@@ -41,6 +45,26 @@ async def docs_asset(name: FromPath[str]) -> ASGIApp:
     return FileResponse(Path(spec.origin).parent / name, ASSETS[name])
 
 
+class _Page(SwaggerRenderPlugin):
+    def render(self, request: AnyRequest, openapi_schema: dict[str, Any]) -> bytes:
+        """Render the page with addresses below the prefix at which a proxy offers the gateway."""
+        prefix = _prefix(request)
+        page = super().render(request, {**openapi_schema, "servers": [{"url": prefix or "/"}]})
+        return page.replace(f'"{_ASSETS_PATH}/'.encode(), f'"{prefix}{_ASSETS_PATH}/'.encode())
+
+
+class _Document(JsonRenderPlugin):
+    def render(self, request: AnyRequest, openapi_schema: dict[str, Any]) -> bytes:
+        """Render the document with that prefix."""
+        return super().render(request, {**openapi_schema, "servers": [{"url": _prefix(request) or "/"}]})
+
+
+def _prefix(request: AnyRequest) -> str:
+    """Return the path at which a proxy, which removes it, offers the gateway. Whoever sends it gets only their own page with it."""
+    prefix = request.headers.get("x-forwarded-prefix", "").rstrip("/")
+    return prefix if _PREFIX.fullmatch(prefix) else ""
+
+
 def config(components: Components) -> OpenAPIConfig:
     """Configure the OpenAPI document, with these additional components, and its page."""
     return OpenAPIConfig(
@@ -53,13 +77,13 @@ def config(components: Components) -> OpenAPIConfig:
         tags=TAGS,
         path=DOCS,
         render_plugins=[
-            SwaggerRenderPlugin(
+            _Page(
                 js_url=f"{_ASSETS_PATH}/swagger_bundle.js",
                 css_url=f"{_ASSETS_PATH}/swagger_style.css",
                 standalone_preset_js_url=f"{_ASSETS_PATH}/swagger_preset.js",
                 favicon='<link rel="icon" href="data:,">',
                 path="/",
             ),
-            JsonRenderPlugin(path="/openapi.json"),
+            _Document(path="/openapi.json"),
         ],
     )

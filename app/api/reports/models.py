@@ -9,9 +9,9 @@ from litestar.params import FromPath
 from app.api.answering.schema import CascadeInfo, ModelCard, ModelInfo, ModelList, StepInfo
 from app.api.dependencies import Worker, WorkerPipeline
 from app.api.documentation.openapi import PROBLEMS
-from app.errors import GatewayError, UnknownModel
+from app.errors import GatewayError, UnknownModel, UnsupportedModel
 from app.expected import suggestion
-from app.model.heads import PoseHead, TextRecognitionHead
+from app.model.heads import DetectionHead, PoseHead, TextRecognitionHead
 from app.model.reference import split_reference
 from app.pipeline.pipeline import Pipeline
 from app.triton.config_file import Unloadable
@@ -75,7 +75,8 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
     try:
         spec = await pipeline.spec(name)
     except GatewayError as error:
-        return ModelInfo(name, "ready", detail=error.detail, status=status)
+        answers_nothing = isinstance(error, UnsupportedModel) and error.answers_nothing
+        return ModelInfo(name, "unloadable" if answers_nothing else "ready", detail=error.detail, status=status)
     return ModelInfo(
         name,
         "ready",
@@ -90,10 +91,13 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
         keypoints=list(spec.head.keypoint_names) if isinstance(spec.head, PoseHead) else [],
         source=spec.source,
         licence=spec.licence,
+        detail=spec.doubt or None,
         status=status,
         backend=spec.backend,
         max_batch_size=spec.max_batch,
         has_labels=bool(spec.labels),
         num_classes=len(spec.labels) or None,
         input_shape=list(spec.image_shape),
+        box_units=spec.box_units if isinstance(spec.head, DetectionHead) else None,
+        checked=spec.is_checked,
     )

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import httpx
 import msgspec
@@ -65,6 +66,17 @@ async def test_unfinished_uploads_are_refused_above_a_limit_and_delay_no_detecti
     assert (refused["code"], refused["detail"]) == ("gateway_full", "too many requests of search are in progress")
     assert {answer.status_code for answer in await asyncio.gather(*uploads)} <= {200, 201}
     json(await gateway.get("/query/duplicates"))
+
+
+async def test_process_is_asked_about_its_database_only_while_requests_wait(
+    gateway: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    json(await gateway.post("/embed/image?index=true", content=SCENE))
+    monkeypatch.setattr(beside, "_SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(beside.SearchProcess, "why_unusable", asked := AsyncMock(return_value=None))
+    await asyncio.sleep(0.6)
+
+    asked.assert_not_called()
 
 
 async def test_body_without_a_valid_key_is_refused_before_it_is_received(search_settings: Settings, tmp_path: Path) -> None:

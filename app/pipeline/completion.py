@@ -1,0 +1,98 @@
+"""What the config of a model leaves open, found out when it is loaded: class names beside it, and the unit of its boxes."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from app.detection.evidence import BoxFormat, are_fractions, contradict
+from app.detection.outputs import raw_rows
+from app.errors import InvalidModelOutput
+from app.host.program import ROOT
+from app.imaging.decode import decode
+from app.imaging.fit import canvas_size, fit_for
+from app.imaging.header import PixelLimits, read_header
+from app.model.heads import DetectionHead, OutputFormat
+from app.model.names import parse_names
+from app.model.spec import ModelSpec
+from app.model.triton_config import ModelConfig
+from app.pipeline.golden import golden_input
+from app.pipeline.preprocess import write_pixels
+from app.pipeline.probe import file_input
+from app.triton.client import TritonClient
+from app.triton.status import ModelReplaced
+
+_PHOTOS = ROOT / "app" / "api" / "documentation" / "page" / "files"
+_LIMITS = PixelLimits(10_000_000, 10_000_000)
+_QUEUE_SECONDS = 2.0
+_FORMATS: dict[OutputFormat, BoxFormat] = {
+    **dict.fromkeys((OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS, OutputFormat.DEEPSTREAM), "corners"),
+    **dict.fromkeys((OutputFormat.YOLO_HEAD, OutputFormat.YOLOV5_HEAD), "centres"),
+    OutputFormat.YOLOX_HEAD: "cells",
+}
+
+
+def name_classes(config: dict[str, Any], repository: Path) -> dict[str, Any]:
+    """Return a config, as Triton's JSON, with the names that lie beside it as its `labels`, if it has none and they can be read.
+
+    Their file is that of `label_filename`, or `labels.txt`.
+    """
+    try:
+        model = msgspec.convert(config, ModelConfig, strict=False)
+    except msgspec.ValidationError:  # who reads the whole config says why
+        return config
+    if model.parameters.keys() & {"labels", "metadata"}:
+        return config
+    name = next((tensor.label_filename for tensor in model.output if tensor.label_filename), "labels.txt")
+    try:
+        names = parse_names((repository / model.name / Path(name).name).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError):
+        return config
+    labels = {"labels": {"string_value": json.dumps(names)}} if names else {}
+    return {**config, "parameters": {**config.get("parameters", {}), **labels}}
+
+
+async def decide_units(client: TritonClient, spec: ModelSpec) -> ModelSpec:
+    """Return a spec with the unit of its boxes, as the rows for some pictures tell it, pixels if none does, and its `doubt`.
+
+    Raises GatewayError if the model does not answer.
+    """
+    if spec.box_units is not None or not isinstance(spec.head, DetectionHead):
+        return spec
+    units: Literal["pixels", "normalized"] | None = None
+    output_format, doubt, pictures = spec.head.output_format, "", _pictures(spec)
+    while units is None and not doubt and (tensor := await asyncio.to_thread(next, pictures, None)) is not None:
+        result = await client.infer(spec, [tensor], timeout_seconds=_QUEUE_SECONDS, request_id="golden")
+        if result.version not in {"", spec.version}:
+            raise ModelReplaced("another version has answered")
+        try:
+            rows = raw_rows(spec, result.outputs)
+        except InvalidModelOutput:  # requests are told
+            return spec
+        doubt = contradict(rows, _FORMATS[output_format], are_always_fractions=False)
+        has_fractions = False if output_format is OutputFormat.YOLOX_HEAD else are_fractions(rows.boxes)
+        units = None if has_fractions is None else "normalized" if has_fractions else "pixels"
+    head = msgspec.structs.replace(spec.head, has_normalized_boxes=units == "normalized")
+    text = f"the model is read as {output_format.value}, but {doubt}; its config must say another `head`" if doubt else ""
+    return msgspec.structs.replace(spec, head=head, box_units=units, doubt=text)
+
+
+def _pictures(spec: ModelSpec) -> Iterator[NDArray[Any]]:
+    yield golden_input(spec)
+    for path in sorted(_PHOTOS.glob("*.jpg")):
+        data = path.read_bytes()
+        if spec.dtype is None:
+            yield file_input(data)
+            continue
+        header, fit = read_header(data, _LIMITS), fit_for(spec)
+        transform = fit.fit(header.width, header.height)
+        size = canvas_size(fit, transform)
+        canvas, tensor = np.empty((*size[::-1], 3), np.uint8), np.empty(spec.shape_of(size), spec.dtype)
+        fit.draw(decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas)
+        write_pixels(canvas, spec, tensor)
+        yield tensor
