@@ -70,13 +70,16 @@ async def test_restored_backup_finds_the_same(
     empty = PostgresEngine(target)
     await empty.open()
     await empty.close()
+    (part := tmp_path / "part").write_bytes(file.read_bytes()[:-3000])
+    with pytest.raises(CommandError, match="the restore failed"):
+        restore(msgspec.structs.replace(settings, database_url=target), part)
     restore(msgspec.structs.replace(settings, database_url=target), file)
     again = PostgresEngine(target)
     assert repr(await found(again)) == repr(before)
     assert await again.nearest("c", "global", vector(3), Page(5)) == []
     await again.add("a", image(20))
-    await again.add_job("a", "reindex", {})
-    assert await again.claim_job(60)
+    job = await again.add_job("a", "reindex", {}, {})
+    assert await again.claim_job(job.job_id, 60)
     await again.close()
 
 
