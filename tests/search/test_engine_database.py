@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 
 import asyncpg
 import numpy as np
+import psutil
 import pytest
 
 from app.errors import IndexRefused, SearchUnavailable
@@ -188,6 +190,15 @@ async def test_database_that_comes_back_is_used(engine: PostgresEngine, database
         with suppress(SearchUnavailable):
             found.add(len(await engine.nearest("", "global", vector(1), PAGE)))
     assert found == {1}
+    async with engine.as_owner() as connection:
+        backend = psutil.Process(await connection.fetchval("SELECT pg_backend_pid()"))
+    backend.suspend()
+    began = monotonic()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await engine.models("image")
+    assert monotonic() - began < 3  # long before the connection is given up
+    backend.resume()
 
 
 @pytest.mark.system

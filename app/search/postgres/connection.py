@@ -100,28 +100,28 @@ class Database:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Connection]:
-        """Lend a connection that may define, and sees the rows of all tenants."""
+        """Lend a connection that may define, and sees the rows of all tenants. Whoever is late waits for no server that hangs."""
         with unavailable():
             pool = await self._ready()
             async with pool.acquire(timeout=_CONNECT_SECONDS) as connection:
-                yield connection
+                try:
+                    yield connection
+                except BaseException as error:
+                    if connection.is_in_transaction() or isinstance(error, asyncio.CancelledError):
+                        try:
+                            async with asyncio.timeout(_ROLLBACK_SECONDS):
+                                await connection.execute("ROLLBACK")
+                        except (*_AWAY, asyncpg.PostgresError):
+                            connection.terminate()
+                    raise
 
     @asynccontextmanager
     async def as_owner(self) -> AsyncIterator[Connection]:
-        """Open a transaction that may do so. Whoever is late waits for no server that hangs."""
+        """Open a transaction that may do so."""
         async with self.connected() as connection:
-            transaction = connection.transaction()
-            await transaction.start()
-            try:
-                yield connection
-            except BaseException:
-                try:
-                    async with asyncio.timeout(_ROLLBACK_SECONDS):
-                        await transaction.rollback()
-                except (*_AWAY, asyncpg.PostgresError):
-                    connection.terminate()
-                raise
-            await transaction.commit()
+            await connection.execute("BEGIN")
+            yield connection
+            await connection.execute("COMMIT")
 
     @asynccontextmanager
     async def as_tenant(self, tenant: str) -> AsyncIterator[Connection]:
