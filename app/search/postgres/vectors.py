@@ -42,9 +42,8 @@ ON CONFLICT DO NOTHING
 _SHORTLY = "SET LOCAL lock_timeout = '1s'"
 _COUNT_SECONDS, _MAX_NUMBER = 600, 2**63 - 1
 
-_SMALL, _MOST_COMPARED, _WALKED = 1000, 20_000, 300
-"""Vectors up to which all are compared, at least and at most. A walk through the index, in which those of all tenants are, comes to
-300 that are wanted after so many more others as there are in the table: between the bounds, the cheaper way is chosen."""
+_SMALL, _MOST_COMPARED, _WALKED = 1000, 20_000, 64
+"""Vectors up to which all are compared, at least and at most; and so many a walk through the index finds in any case."""
 
 
 class Table(NamedTuple):
@@ -263,11 +262,12 @@ async def insert(connection: Connection, known: Sequence[Table], image: int, new
 
 
 async def is_small(  # noqa: PLR0913, PLR0917 - the parts of a question
-    connection: Connection, table: Table, index: VectorIndex, vector: Vector, where: str, values: Sequence[object]
+    connection: Connection, table: Table, index: VectorIndex, vector: Vector, limit: int, where: str, values: Sequence[object]
 ) -> bool:
     """Return whether a filter leaves so few vectors of the tenant that all are compared; else, the transaction walks the index."""
+    # The fewer are left, the more others are on the walk: at the square root, it costs as much as comparing them.
+    most = int(min(max(_SMALL, (max(_WALKED, limit) * table.rows) ** 0.5), _MOST_COMPARED))
     # What the planner knows of filters does not get through row-level security: it would sort half a table.
-    most = int(min(max(_SMALL, (_WALKED * table.rows) ** 0.5), _MOST_COMPARED))
     few = f"SELECT FROM vectors_{table.number} WHERE index = '{index}'{where} LIMIT {most + 1}"
     row = await connection.fetchrow(
         f"SELECT set_config('enable_sort', 'off', true), set_config('hnsw.ef_search', '{100 if where else 64}', true),"
@@ -296,7 +296,7 @@ async def nearest(  # noqa: PLR0913 - the parts of a question
     # clusters, 98 % of them; 64 % if it returns them in order, as it then leaves out what it comes to too late.
     ways = [("vector <=> $1", wanted + min(3 * wanted, 300)), ("(vector <=> $1) + 0", wanted)]
     rows: Sequence[Any] = ()
-    for order, limit in ways[is_exact or await is_small(connection, table, index, vector, where, values) :]:
+    for order, limit in ways[is_exact or await is_small(connection, table, index, vector, ways[0][1], where, values) :]:
         rows = await connection.fetch(
             "WITH n AS (SELECT image, part, 1 - (vector <=> $1) AS score FROM ("
             f"SELECT image, part, vector FROM vectors_{table.number} WHERE index = '{index}'{where} ORDER BY {order} LIMIT {limit}"
