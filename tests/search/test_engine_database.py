@@ -257,7 +257,9 @@ async def test_true_cause_is_told(engine: PostgresEngine, database: str, postgre
         with pytest.raises(SearchUnavailable, match=cause):
             await engine.add("", make_image(1))
     async with engine.as_owner() as connection:
-        await connection.execute("UPDATE schema_version SET version = 99")
+        await connection.execute("UPDATE schema_version SET version = 99; DEALLOCATE ALL")
+    with pytest.raises(SearchUnavailable, match="use its session mode"):
+        await engine.add("", make_image(1))
     for url, cause in {
         database: "version 99",
         postgres.url("nothing"): "does not exist on its server",

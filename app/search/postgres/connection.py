@@ -51,12 +51,14 @@ _AWAY = (
     asyncpg.InternalClientError,
     asyncpg.InsufficientPrivilegeError,
     asyncpg.InternalServerError,  # also damaged data
+    *(_POOLED := (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)),
 )
 _CAUSES = (
     (asyncpg.DiskFullError, "has no space left on its disk"),
     ((asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InsufficientPrivilegeError), "refuses the gateway's user"),
     (asyncpg.InvalidCatalogNameError, "does not exist on its server"),
     (asyncpg.ReadOnlySQLTransactionError, "can only be read"),
+    (_POOLED, "is behind a pooler that changes connections between transactions; use its session mode"),
     (asyncpg.TooManyConnectionsError, "has no connection left: raise its max_connections, or end other clients"),
     (asyncpg.QueryCanceledError, f"has not answered within {_STATEMENT_SECONDS} s"),
     ((asyncpg.InternalServerError, asyncpg.PostgresSystemError), "has failed; its log says why"),

@@ -164,4 +164,8 @@ async def test_broken_next_model_fails_no_image(open_gateway: OpenGateway, own_e
         json(await client.post("/ingest", content=SCENE), 201)
         await own_engine.begin_model("image", "embedding:7", 64)
         answer = json(await client.post("/ingest", content=OTHER), 201)
+        advice = json(await client.post("/search/reindex"), 400)["detail"]
+        assert advice.endswith("DELETE /search/reindex/image gives up the change to embedding:7")
+        json(await client.delete("/search/reindex/image"))
+        assert json(await client.post("/search/reindex"), 400)["detail"].endswith("there is nothing to do")
     assert "version 7" in answer["errors"][0]
