@@ -60,7 +60,7 @@ class Files:
 
     async def list(self, directory: Path, *, recursive: bool) -> Listing:
         """List the images below a folder. Links to folders are not followed. It may take for ever."""
-        return await self._in_thread(partial(self._list, directory, recursive=recursive), None)
+        return await self._in_thread(partial(self._list, directory, recursive=recursive), may_hang=True)
 
     async def read(self, path: str) -> bytes | None:
         """Return the content of a file in the folders; None if there is none, or it is empty or too large.
@@ -69,7 +69,7 @@ class Files:
         """
         return await self._in_thread(partial(self._read, path))
 
-    async def _in_thread(self, work: Callable[[], T], seconds: float | None = _PATIENCE_SECONDS) -> T:
+    async def _in_thread(self, work: Callable[[], T], *, may_hang: bool = False) -> T:
         loop, done = asyncio.get_running_loop(), Future[T]()
 
         def run() -> None:
@@ -81,7 +81,7 @@ class Files:
                 loop.call_soon_threadsafe(self._places.release)
 
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(None if may_hang else _PATIENCE_SECONDS):
                 await self._places.acquire()
                 Thread(target=run, name="files", daemon=True).start()
                 return await asyncio.shield(asyncio.wrap_future(done))

@@ -1,7 +1,9 @@
 """POST /ingest/directory, /search/reindex and GET /ingest/jobs: work that goes on without a request."""
 
+import asyncio
 import os
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -78,6 +80,18 @@ async def test_only_allowed_folders_are_indexed(open_gateway: OpenGateway, tmp_p
         assert json(await client.get("/query/stats"))["indexes"][0]["doc_count"] == 2
     async with open_gateway(search_folders="") as client:
         assert (await index(client, photos, 404))["code"] == "not_offered"
+
+
+async def test_dead_disk_delays_no_other_request(
+    searching: httpx.AsyncClient, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_back = Event()
+    monkeypatch.setattr("app.search.files._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(Files, "_allowed", lambda *_: is_back.wait())
+    late = await asyncio.gather(*(index(searching, photos, 503) for _ in range(40)))
+    json(await searching.post("/ingest", content=SCENE + bytes(2**21)), 201)
+    is_back.set()
+    assert {problem["code"] for problem in late} == {"search_unavailable"}
 
 
 async def test_file_that_ends_its_process_is_tried_three_times(
