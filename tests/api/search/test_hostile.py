@@ -28,6 +28,7 @@ FIELDS = [
     ("/search/image /search/object", "min_score", FRACTIONS),
     ("/search/image /ingest", "class_filter unheard_of", ["car"]),
     ("/search/object", "box_index", NUMBERS),
+    ("/search/object", "class_filter", ["cra", "16"]),
     ("/faces/search", "face_index", NUMBERS),
     ("/faces/search /faces/identify", "confidence", FRACTIONS),
     ("/faces/identify", "threshold", FRACTIONS),

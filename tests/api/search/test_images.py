@@ -208,6 +208,7 @@ async def test_words_in_images_are_found(found: httpx.AsyncClient) -> None:
     (result,) = answer["results"]
     assert (answer["query_type"], answer["query_text"], answer["total_results"]) == ("ocr", "main street", 1)
     assert result["matched_text"] == "Main Street 5"
+    assert json(await found.post("/search/ocr?text=main%20street&min_score=1"))["results"] == []
     assert (result["text_box"], result["full_text"]) == ([0.1, 0.2, 0.5, 0.4], "Main Street 5\nEXIT")
     assert {"status", "query", "total_results", "page", "size", "results"} <= fuzzy.keys()
     assert (fuzzy["query"], fuzzy["page"], fuzzy["size"], ids(fuzzy)) == ("main stret", 0, 5, ["both"])

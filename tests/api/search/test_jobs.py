@@ -52,6 +52,9 @@ async def test_images_of_a_folder_are_indexed(searching: httpx.AsyncClient, phot
     failures = json(await searching.get(f"/v1/ingest/jobs/{answer['job_id']}/failures?size=2&page=1"))
     again = await index(searching, photos, max_images="2", **QUICK)
     listed = json(await searching.get("/ingest/jobs?size=1&page=0"))
+    (photos / "inner" / "c.bmp").rename(photos / "inner" / "moved.bmp")
+    moved = await index(searching, photos, **QUICK)
+    (hit,) = json(await searching.post("/search/image?top_k=1", content=OTHER))["results"]
     begun = await index(searching, photos, 202, wait="false", **QUICK)
 
     numbers = ("total_files", "total", "processed", "duplicates", "errors_count", "near_duplicates")
@@ -66,6 +69,7 @@ async def test_images_of_a_folder_are_indexed(searching: httpx.AsyncClient, phot
     assert job == answer
     assert [again[name] for name in numbers] == [2, 2, 0, 1, 1, 0]
     assert (listed["total"], [each["job_id"] for each in listed["jobs"]]) == (2, [again["job_id"]])
+    assert (moved["updated"], hit["image_path"]) == (1, f"{photos}/inner/moved.bmp")
     assert (begun["state"], begun["ended_at"]) == ("waiting", None)
 
 
