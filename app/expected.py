@@ -1,11 +1,13 @@
-"""Descriptions of valid values, and suggestions for misspelt names, in error messages."""
+"""Descriptions of valid values, and suggestions for misspelt names, in error messages; which texts are plain."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 from msgspec import inspect
 
 _MAX_QUOTED = 64
+_NOT_PLAIN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def expected_value(kind: type, name: str, unit: str = "") -> str:
@@ -29,6 +31,11 @@ def _describe(kind: inspect.Type, unit: str) -> str:
         case inspect.StrType(max_length=int(most)):
             return f"at most {most} characters"
     return "true or false" if isinstance(kind, inspect.BoolType) else "text"
+
+
+def is_plain(text: str) -> bool:
+    """Return whether a text has neither control characters nor halves of characters, such as undecodable bytes of file names."""
+    return _NOT_PLAIN.search(text) is None
 
 
 def quoted(value: str) -> str:

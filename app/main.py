@@ -112,10 +112,11 @@ def _search_of(settings: Settings) -> application.OpenSearch | None:
 def _search_options(settings: Settings) -> "SearchOptions":
     from app.search.describe import SearchOptions  # noqa: PLC0415 - as above
 
-    folders, max_bytes = settings.search_folder_paths, settings.max_body_bytes
+    folders, excluded, max_bytes = settings.search_folder_paths, settings.search_excluded, settings.max_body_bytes
     workers = 1 if is_beside(settings.search) else cores.workers_of_host(settings.workers, settings.instances)
     connections = min(max(80 // workers, 2), 8)  # of all of them, PostgreSQL takes 100 by default, some of which others need
-    return SearchOptions(settings.search_database, folders, settings.search_thumbnails, settings.faces, max_bytes, connections)
+    kept = settings.search_thumbnails, settings.faces
+    return SearchOptions(settings.search_database, folders, excluded, *kept, max_bytes, connections)
 
 
 def _workers(settings: Settings) -> int:

@@ -14,10 +14,10 @@ import numpy as np
 from app.cascade.answers import expect_faces, expect_vector, read_lines, to_fractions
 from app.cascade.catalog import Catalog
 from app.cascade.crops import cut_boxes
-from app.cascade.definition import Cascade, Step
+from app.cascade.definition import MAX_CROPS, Cascade, Step
 from app.cascade.named import PART_OF, all_parts, named_cascade
 from app.cascade.run import CascadeAnswer, ask_about_each, run_cascade
-from app.errors import InvalidParameter, NotOffered, UnknownModel, UnknownVersion, UnsupportedModel, WrongTask
+from app.errors import GatewayError, InvalidParameter, NotOffered, UnknownModel, UnknownVersion, UnsupportedModel, WrongTask
 from app.imaging.patch import Patch
 from app.imaging.thumbnail import to_thumbnail
 from app.model.heads import DetectionHead, EmbeddingHead
@@ -28,6 +28,7 @@ from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections, Embedding, StepResult
 from app.search.database import Database
 from app.search.engine import FacePart, Family, NewImage, ObjectPart, TextPart, Vector, VectorIndex
+from app.search.files import Files
 from app.telemetry.metrics import Metrics
 
 _VEHICLES = ("bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat")
@@ -57,13 +58,27 @@ class Parts(NamedTuple):
 ALL = Parts()
 
 
+_PARTS = {"detections"}, {"faces", "face_embeddings"}, {"ocr"}, {"embedding"}
+"""Names in answers and states, in the order of `Parts`."""
+
+
+def is_kept(states: Mapping[str, Mapping[str, str]], part: str) -> bool:
+    """Return whether nothing of a part is missing."""
+    return states.get(part, {}).get("state") in {"there", "none"}
+
+
+def kept_parts(states: Mapping[str, Mapping[str, str]]) -> Parts:
+    """Return the parts of an image of which something is there."""
+    return Parts(*(any(is_kept(states, name) for name in names) for names in _PARTS))
+
+
 class Described(NamedTuple):
     """What cannot be read from a described image itself."""
 
     norm: float | None
     """Length of the model's own vector of the image."""
     errors: Mapping[str, str]
-    """Why parts are missing, by part: `detections`, `embedding`, `faces`, `face_embeddings`, `ocr`."""
+    """Why parts are missing, by part: `detections`, `embedding`, `faces`, `face_embeddings`, `ocr`; `truncated`: some of them."""
 
 
 class SearchOptions(NamedTuple):
@@ -71,6 +86,7 @@ class SearchOptions(NamedTuple):
 
     database_url: str
     folders: tuple[Path, ...]
+    excluded: tuple[str, ...]
     keeps_thumbnails: bool
     has_faces: bool
     max_image_bytes: int
@@ -90,6 +106,7 @@ class Describer:
 
     def __post_init__(self) -> None:
         self.engine = self.database.engine
+        self.files = Files(self.options.folders, self.options.excluded, self.options.max_image_bytes)
 
     async def image_vector(self, image: bytes, call: CallContext) -> Vector:
         """Return the vector of a whole image; errors are those of `Pipeline.run`."""
@@ -134,6 +151,7 @@ class Describer:
         if [*cascade.steps] == ["image"] and not self.options.keeps_thumbnails:  # decoded at a reduced size
             found = await self.pipeline.run(image, _question(cascade.model), call)
             new.width, new.height, new.vectors = found.width, found.height, [_to_vector(found)]
+            new.states = {"embedding": {"state": "there", "model": new.vectors[0].model}}
             return Described(found.norm, {})
         async with self.pipeline.decoded(image, call) as decoded:
             described = _fill(new, await run_cascade(self.pipeline, cascade, image, call, self.metrics, patch=decoded))
@@ -142,6 +160,31 @@ class Describer:
                 work = partial(_add_thumbnails, new, decoded)
                 await self.pipeline.threads.run(work, call.deadline, *leases, turn=call.turn(new.width * new.height))
         return described
+
+    async def first_model(self, wanted: Parts, call: CallContext) -> str:
+        """Return the first model for these parts of an image that is there, or the first; raise InvalidParameter for no parts."""
+        wanted = wanted._replace(faces=wanted.faces and self.options.has_faces)
+        cascade = await self._of_models(await self._cascade(wanted, call), call)
+        for step in cascade.steps.values():
+            with suppress(*_LASTING):
+                await self._spec(step.model, call)
+                return step.model
+        return cascade.model
+
+    async def obtainable(self, wanted: Parts, states: Mapping[str, Mapping[str, str]], call: CallContext) -> Parts:
+        """Return those of the parts that an image in these states lacks, and whose models are there now."""
+        wanted = wanted._replace(faces=wanted.faces and self.options.has_faces)
+        lacking = {part for part in PART_OF.values() if not is_kept(states, part)}
+        wanted = Parts(*(is_wanted and bool(lacking & parts) for is_wanted, parts in zip(wanted, _PARTS, strict=True)))
+        if not any(wanted):
+            return wanted
+        cascade = await self._of_models(await self._cascade(wanted, call), call)
+        for name, step in cascade.steps.items():
+            try:
+                await self._spec(step.model, call)
+            except _LASTING:
+                lacking.discard(PART_OF.get(name, "ocr"))
+        return Parts(*(is_wanted and bool(lacking & parts) for is_wanted, parts in zip(wanted, _PARTS, strict=True)))
 
     async def describe_parts(
         self, image: bytes, parts: Mapping[str | None, Sequence[float]], reference: str, call: CallContext
@@ -268,20 +311,35 @@ def _fill(new: NewImage, found: CascadeAnswer) -> Described:
     errors: dict[str, str] = {}
     new.width, new.height = found.width, found.height
     for name in found.steps:
-        if (reader := _READERS.get(step := name.removesuffix(_NEXT))) is not None:
-            field, read = reader
+        if (step := name.removesuffix(_NEXT)) in _READERS:
             try:
-                found.require(name)
-                setattr(new, field, read(found))
-            except _LASTING as error:
+                _read(new, found, name)
+            except GatewayError as error:
+                if not (isinstance(error, _LASTING) or name.endswith(_NEXT)):
+                    raise
                 if error.detail not in errors.values():  # once: also if others need this step
                     errors.setdefault(PART_OF[step], error.detail)
+                if step == name:
+                    new.states[PART_OF[step]] = {"state": "left_out", "why": error.detail}
+    if found.truncated:
+        errors["truncated"] = f"of objects, faces and lines, only {MAX_CROPS} were described"
+        new.states["truncated"] = {"state": "left_out", "why": errors["truncated"]}
     if "image" not in found.steps:
         return Described(None, errors)
     if not new.vectors:
         found.require("image")
         raise WrongTask(errors["embedding"])
     return Described(next((result.norm for result in found.steps["image"].results if isinstance(result, Embedding)), None), errors)
+
+
+def _read(new: NewImage, found: CascadeAnswer, name: str) -> None:
+    step, results = name.removesuffix(_NEXT), found.require(name).results
+    field, read = _READERS[step]
+    setattr(new, field, read(found))
+    state = {"state": "there" if getattr(new, field) else "none"}
+    if results:
+        state["model"] = refer_to(results[0].spec.name, results[0].version)
+    new.states.setdefault(PART_OF[step], state)
 
 
 def _add_thumbnails(new: NewImage, decoded: Patch) -> None:

@@ -78,6 +78,8 @@ class NewImage(msgspec.Struct, kw_only=True):
     lines: Sequence[TextPart] | None = None
     """In reading order; None if the text was not read."""
     thumbnail: bytes | None = None
+    states: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By part, as far as it was wanted: `state` (`there`, `none`: nothing was found, `left_out`), and `model`, or `why`."""
 
 
 class Duplicate(NamedTuple):
@@ -91,14 +93,26 @@ class Duplicate(NamedTuple):
     is_new_group: bool = False
 
 
+class Known(NamedTuple):
+    """An image with a content that is known."""
+
+    duplicate: Duplicate
+    states: Mapping[str, Mapping[str, str]] | None
+    """As of `NewImage`; None for one that was added before these were kept."""
+    lacks: Mapping["Family", str]
+    """The next models of which it has no vectors, or not of all parts."""
+
+
 class Added(NamedTuple):
     """What became of an image."""
 
-    status: Literal["added", "replaced", "duplicate"]
-    """`replaced`: there was one with its id, but other content."""
+    status: Literal["added", "replaced", "completed", "duplicate"]
+    """`replaced`: there was one with its id, but other content; `completed`: this one, without some of its parts."""
     indexed: Mapping[Index, int]
     duplicate: Duplicate | None = None
     """For `duplicate` the image that has the same content; otherwise the nearest one, if that is near enough."""
+    updated: Sequence[str] = ()
+    """For `duplicate`: `path`, `metadata`, if they were other ones."""
 
 
 class Filter(NamedTuple):
@@ -169,6 +183,8 @@ class StoredImage(msgspec.Struct, kw_only=True):
     lines: Sequence[TextPart]
     full_text: str
     vector: NDArray[np.float32] | None
+    states: dict[str, dict[str, str]] | None
+    """As of `NewImage`; None for one that was added before these were kept."""
     duplicate_group: str | None
 
 
@@ -204,8 +220,19 @@ class Job(msgspec.Struct, kw_only=True):
     error: str | None = None
     claim: int = 0
     """How often it was taken; who took it last may save it."""
+    deaths: int = 0
+    """How many processes have ended while they worked on what follows the position."""
     created_at: datetime
     ended_at: datetime | None = None
+
+
+class Failure(NamedTuple):
+    """What a job could not do."""
+
+    name: str
+    """Path of a file, or id of an image."""
+    code: str
+    why: str
 
 
 class ModelsInUse(NamedTuple):

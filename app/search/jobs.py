@@ -1,10 +1,9 @@
 """Work without a request, in chunks after which another worker can go on: indexing a folder, making an index with another model."""
 
 import asyncio
-import os
-import stat
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -17,28 +16,32 @@ from uuid import NAMESPACE_URL, uuid5
 import msgspec
 import structlog
 
-from app.errors import DeadlinePassed, GatewayError, IndexRefused, InferenceFailed, InvalidParameter, NotOffered, SearchUnavailable
+from app.errors import DeadlinePassed, GatewayError, IndexRefused, InferenceFailed, InvalidParameter, SearchUnavailable
 from app.model.heads import EmbeddingHead
 from app.model.reference import refer_to
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import LOW, Caller
-from app.search.engine import Family, Job
-from app.search.service import IngestOptions, Search, hash_content
+from app.search.engine import Failure, Family, Job
+from app.search.service import IngestOptions, Search
 from app.telemetry.timing import Timing
 
-CHUNK = 64
-SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".avif", ".heic", ".heif", ".tif", ".tiff"))
+CHUNK, _BLOCK = 64, 256
+"""Images of a folder, and vectors of an index, after which a job saves how far it is."""
 _CALLER = Caller("jobs", priority=LOW)
 # A job that was not saved for so long belongs to nobody; it is saved more often, and looked for so often.
 _LEASE_SECONDS, _BEAT_SECONDS, _POLL_SECONDS = 20.0, 4.0, 2.0
+_REMOVE_SECONDS = 30.0
 # After so long, and ten times what listing its folder has taken, a job waits for those of others.
 _TURN_SECONDS = 30.0
-# Attempts with an image while the gateway is full or a server away, and with one that fails; the longest pause between them.
-_ATTEMPTS, _FAILURES, _PAUSE_SECONDS = 100, 3, 5.0
-_MAX_FILES, _MAX_SKIPPED, _MAX_ID = 1_000_000, 20, 256
+# Attempts with an image that fails, or that has ended the process; the longest pause between them. Who is away is waited for.
+_ATTEMPTS, _PAUSE_SECONDS = 3, 5.0
+_MAX_SKIPPED, _MAX_ID = 20, 256
+
+_DEADLY = Failure("", "process_ended", f"the process has ended {_ATTEMPTS} times while it worked on this")
 
 T = TypeVar("T")
+Work = Callable[[T, CallContext], Awaitable[Mapping[str, int]]]
 LOG = structlog.get_logger()
 
 
@@ -56,7 +59,8 @@ class ReindexOptions(msgspec.Struct):
 
     family: Family
     model: str
-    allow_missing: bool
+    allow_missing: int
+    """So many images may lose their vectors, because their files are gone."""
 
 
 class _LostError(Exception):
@@ -67,52 +71,16 @@ class _TurnOverError(Exception):
     """It is the turn of another job."""
 
 
-def allowed_folder(folders: Sequence[Path], directory: str) -> Path:
-    """Return a folder in `folders`, or below one of them, without symbolic links; else raise an error. Call this in a thread."""
-    if not folders:
-        raise NotOffered("no folder may be indexed; NEREID_SEARCH_FOLDERS names those that may")
-    with suppress(OSError, ValueError, RuntimeError):  # a zero byte; a loop of links
-        path = Path(directory).resolve(strict=True)
-        if path.is_dir() and any(path.is_relative_to(folder) for folder in folders):
-            return path
-    raise InvalidParameter("directory: expected a folder in NEREID_SEARCH_FOLDERS, or below one of these")
-
-
-def list_images(directory: Path, *, recursive: bool) -> tuple[list[str], Counter[str]]:
-    """Return the paths of all images below a folder, sorted, and the suffixes of other files. Links to folders are not followed."""
-    paths, others = list[str](), Counter[str]()
-    for folder, folders, names in os.walk(directory):
-        if not recursive:
-            folders.clear()
-        for name in names:
-            suffix = Path(name).suffix.lower()
-            if suffix in SUFFIXES and (path := os.path.join(folder, name)).isprintable():  # noqa: PTH118 - of a million paths
-                paths.append(path)
-            else:
-                others[suffix[:16] if suffix.isprintable() else ""] += 1
-        if len(paths) > _MAX_FILES:
-            raise InvalidParameter(f"the folder has more than {_MAX_FILES} images; index those in it one by one")
-    return sorted(paths), others
-
-
-def read_allowed(path: str, folders: Sequence[Path], max_bytes: int) -> bytes | None:
-    """Return the content of a file in the allowed folders; None if there is none, or it is too large. Call this in a thread."""
-    with suppress(OSError, ValueError):
-        if stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - opening a device may do something
-            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 - as above
-                opened = Path(os.readlink(f"/proc/self/fd/{file.fileno()}"))  # noqa: PTH115 - whatever a link has led to
-                if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and any(map(opened.is_relative_to, folders)):
-                    content = file.read(max_bytes + 1)
-                    return content if 0 < len(content) <= max_bytes else None
-    return None
-
-
 async def run_jobs(search: Search) -> None:
-    """Work on the jobs of this host's database, one at a time; never returns."""
+    """Work on the jobs of this host's database, one at a time, and remove what they have left; never returns."""
+    removed_at = -_REMOVE_SECONDS
     while True:
         search.new_job.clear()
         try:
-            if (job := await search.engine.claim_job(_LEASE_SECONDS)) is not None:
+            if monotonic() - removed_at >= _REMOVE_SECONDS:
+                removed_at = monotonic()
+                await search.engine.drop_unused()
+            if (job := await _claim(search)) is not None:
                 await _Work(search, job).run()
                 continue
         except SearchUnavailable:
@@ -121,6 +89,16 @@ async def run_jobs(search: Search) -> None:
             LOG.exception("a job could not be worked on")
         with suppress(TimeoutError):
             await asyncio.wait_for(search.new_job.wait(), _POLL_SECONDS)
+
+
+async def _claim(search: Search) -> Job | None:
+    # Whatever else has the database may not have the folders.
+    for job_id, folders in await search.engine.waiting_jobs(_LEASE_SECONDS):
+        with suppress(SearchUnavailable):  # its disk does not answer
+            is_here = folders == await search.files.identify([*folders])
+            if is_here and (job := await search.engine.claim_job(job_id, _LEASE_SECONDS)):
+                return job
+    return None
 
 
 class _Work:
@@ -135,10 +113,12 @@ class _Work:
             job.error = await (self._index_directory() if job.kind == "directory" else self._reindex())
         except _LostError:
             return
-        except (SearchUnavailable, _TurnOverError):  # whoever takes it next goes on
+        except (SearchUnavailable, _TurnOverError) as error:  # whoever takes it next goes on
             job.state = "waiting"
             with suppress(_LostError):
                 await self._save()
+            if isinstance(error, SearchUnavailable):  # such as a lock that others hold for long: each attempt holds up searches
+                await asyncio.sleep(_PAUSE_SECONDS)
             return
         except asyncio.CancelledError:
             job.state = "waiting"
@@ -155,39 +135,56 @@ class _Work:
             await self._save()
         LOG.info("a job has ended", job=job.job_id, kind=job.kind, state=job.state, error=job.error, **job.counts)
 
-    async def _save(self) -> None:
+    async def _save(self, failures: Sequence[Failure] = ()) -> None:
         while True:
             with suppress(SearchUnavailable):
-                if await self._engine.save_job(self._job):
+                if await self._engine.save_job(self._job, failures):
                     return
                 raise _LostError
             await asyncio.sleep(1)
 
-    async def _go_on(self, position: str) -> None:
-        self._job.position = position
+    async def _step(self, items: Sequence[T], name: Callable[[T], str | None], work: Work[T], position: str) -> None:
+        """Work on items, and save that all up to a position are done; leave out the only one if it has ended several processes."""
+        job, failures = self._job, list[Failure]()
+        # The counts change once all items are done, because a part of them is done again.
+        counts = Counter[str]()
+
+        async def one(item: T) -> None:
+            async with self._slots:
+                failure = _DEADLY if job.deaths >= _ATTEMPTS else await self._try(partial(work, item), counts)
+            if failure is not None:
+                counts.update({"errors": 1, f"error:{failure.code}": 1})
+                if (named := name(item)) is not None:
+                    failures.append(failure._replace(name=named))
+
+        tasks = {asyncio.create_task(one(item)) for item in items}
+        await self._wait(tasks)
+        for task in tasks:
+            task.result()
+        job.counts, job.position, job.deaths = dict(Counter(job.counts) + counts), position, 0
+        await self._save(failures)
         if monotonic() >= self._turn_end:
             raise _TurnOverError
-        await self._save()
 
     async def _index_directory(self) -> None:
-        job, options = self._job, self._search.options
+        job, files = self._job, self._search.files
         wanted = msgspec.convert(job.options, DirectoryOptions)
-        directory = await asyncio.to_thread(allowed_folder, options.folders, wanted.directory)
-        listing = asyncio.create_task(asyncio.to_thread(list_images, directory, recursive=wanted.recursive))
+        listing = asyncio.create_task(files.list(await files.allowed(wanted.directory), recursive=wanted.recursive))
         began = monotonic()
         await self._wait({listing})
         self._turn_end = max(self._turn_end, monotonic() + 10 * (monotonic() - began))
-        paths, others = listing.result()
-        job.counts["total_files"] = len(paths := paths[: wanted.max_images])
+        paths, others, excluded = listing.result()
+        job.counts["total_files"], job.counts["excluded"] = len(paths := paths[: wanted.max_images]), excluded
         job.counts |= {f"skipped:{suffix}": number for suffix, number in others.most_common(_MAX_SKIPPED)}
-        left = [path for path in paths if path > job.position]
-        for start in range(0, len(left), CHUNK):
-            await self._do(chunk := left[start : start + CHUNK], partial(self._index, wanted.ingest))
-            await self._go_on(chunk[-1])
+        start = bisect_right(paths, job.position)
+        while start < len(paths):
+            chunk = paths[start : start + (1 if job.deaths else CHUNK)]
+            await self._step(chunk, str, partial(self._index, wanted.ingest), chunk[-1])
+            start += len(chunk)
 
     async def _index(self, options: IngestOptions, path: str, call: CallContext) -> Mapping[str, int]:
-        if (image := await self._read(path)) is None:
-            return {"errors": 1, "error:not_readable": 1}
+        if (image := await self._search.files.read(path)) is None:
+            raise FileNotFoundError(path)
         first = self._search.options.folders[0]
         # What lies in other folders may have the same name.
         name = str(Path(path).relative_to(first)) if Path(path).is_relative_to(first) else path
@@ -196,57 +193,34 @@ class _Work:
 
     async def _reindex(self) -> str | None:
         job, wanted = self._job, msgspec.convert(self._job.options, ReindexOptions)
-        is_changed = True
-        while is_changed:  # meanwhile, images may have been added that were described before
-            is_changed = bool(job.position)
-            if not job.position:
-                job.counts["unreadable"] = 0
-            while images := await self._engine.images_without(wanted.family, job.position, CHUNK):
-                before = job.counts.get("processed", 0)
-                await self._do(images, partial(self._redescribe, wanted))
-                is_changed |= job.counts.get("processed", 0) > before
-                await self._go_on("{}/{}".format(*images[-1]))
-            job.position = ""
-        missing = job.counts.get("unreadable", 0)
-        used = await self._engine.models(wanted.family)
-        if used.active == wanted.model:  # a worker died after it had switched
-            return None
-        if used.next != wanted.model:
-            return "another job has ended this change of the model"
-        if missing and not wanted.allow_missing:
-            what = "ingest them again and repeat this, which then goes on, or repeat it with allow_missing=true, after which they"
-            return f"{missing} images cannot be read again, so the index stays as it is: {what} are not found any more"
-        await self._engine.end_model(wanted.family, switch=True)
-        return None
+        giving_up = f"or give it up by DELETE /search/reindex/{wanted.family}"
+        while True:
+            used = await self._engine.models(wanted.family)
+            if used.active == wanted.model:  # a worker died after it had switched
+                return None
+            if used.next != wanted.model:
+                return "this change of the model was given up"
+            last = await self._engine.last_vector(wanted.family)
+            while (position := int(job.position or 0)) < last:
+                size = 1 if job.deaths else _BLOCK
+                images, position = await self._engine.images_without(wanted.family, position, last, size)
+                await self._step(images, self._own_id, partial(self._redescribe, wanted), str(position))
+            if failed := job.counts.get("errors", 0):
+                return f"{failed} images could not be described (`failures`), so the index stays as it is: repeat this, {giving_up}"
+            switching = asyncio.create_task(self._engine.switch_model(wanted.family, last, wanted.allow_missing))
+            await self._wait({switching})
+            if (lost := switching.result()) is not None and lost > wanted.allow_missing:
+                repeating = f"ingest them again and repeat this, repeat it with allow_missing={lost}, which loses them"
+                return f"the files of {lost} images are gone, so the index stays as it is: {repeating}, {giving_up}"
 
     async def _redescribe(self, wanted: ReindexOptions, image: tuple[str, str, str | None], call: CallContext) -> dict[str, int]:
         tenant, image_id, path = image
-        content = None if path is None else await self._read(path)
-        if content is None:
-            return {"unreadable": 1}
-        if not (parts := await self._engine.parts(tenant, image_id, wanted.family)):
-            return {}  # it was deleted meanwhile
-        vectors = await self._search.describe_parts(content, parts, wanted.model, call)
-        is_same = await self._engine.add_vectors(tenant, image_id, await hash_content(content), vectors)
-        return {"processed" if is_same else "unreadable": 1}
+        content = None if path is None else await self._search.files.read(path)
+        is_there = content and await self._search.make_up(tenant, image_id, wanted.family, wanted.model, content, call)
+        return {"processed" if is_there else "unreadable": 1}
 
-    async def _read(self, path: str) -> bytes | None:
-        options = self._search.options
-        return await asyncio.to_thread(read_allowed, path, options.folders, options.max_image_bytes)
-
-    async def _do(self, items: Iterable[T], work: Callable[[T, CallContext], Awaitable[Mapping[str, int]]]) -> None:
-        # The counts change once all items are done, because a part of a chunk is done again.
-        counts = Counter[str]()
-
-        async def one(item: T) -> None:
-            async with self._slots:
-                counts.update(await self._try(partial(work, item)))
-
-        tasks = {asyncio.create_task(one(item)) for item in items}
-        await self._wait(tasks)
-        for task in tasks:
-            task.result()
-        self._job.counts = dict(Counter(self._job.counts) + counts)
+    def _own_id(self, image: tuple[str, str, str | None]) -> str | None:
+        return image[1] if image[0] == self._job.tenant else None
 
     async def _wait(self, tasks: set[asyncio.Task[T]]) -> None:
         pending = tasks
@@ -260,35 +234,42 @@ class _Work:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _try(self, work: Callable[[CallContext], Awaitable[Mapping[str, int]]]) -> Mapping[str, int]:
-        code = ""
+    async def _try(self, work: Callable[[CallContext], Awaitable[Mapping[str, int]]], counts: Counter[str]) -> Failure | None:
         for attempt in count(1):
             call = CallContext(Deadline.after(self._limits.max_timeout_seconds), Timing(), f"job-{self._job.job_id}", _CALLER)
             try:
-                return await work(call._replace(is_batch=True, uses_cache=False))
+                counts.update(await work(call._replace(is_batch=True, uses_cache=False)))
             except IndexRefused:
                 raise
             except GatewayError as error:
-                attempts = _FAILURES if isinstance(error, DeadlinePassed | InferenceFailed) else 1
-                code, attempts = error.code, _ATTEMPTS if error.retry_after_seconds else attempts
+                is_tried = error.retry_after_seconds or (
+                    attempt < _ATTEMPTS and isinstance(error, DeadlinePassed | InferenceFailed)
+                )
+                failure = Failure("", error.code, error.detail)
+            except OSError:
+                is_tried, failure = False, Failure("", "not_readable", "the file cannot be read, or is too large")
             except Exception:
                 LOG.exception("an image failed unexpectedly", job=self._job.job_id)
-                code, attempts = "internal", 1
-            if attempt >= attempts:
-                break
-            await asyncio.sleep(min(0.1 * 2**attempt, _PAUSE_SECONDS))
-        return {"unreadable" if self._job.kind == "reindex" else "errors": 1, f"error:{code}": 1}
+                is_tried, failure = False, Failure("", "internal", "it failed unexpectedly; the log says why")
+            else:
+                return None
+            if not is_tried:
+                return failure
+            if monotonic() >= self._turn_end:
+                raise _TurnOverError
+            await asyncio.sleep(min(0.1 * 2 ** min(attempt, 9), _PAUSE_SECONDS))
+        raise AssertionError
 
 
-async def begin_reindex(search: Search, family: Family, call: CallContext) -> str:
-    """Keep vectors of the newest default model beside those that are searched; return its reference, or raise InvalidParameter."""
+async def begin_reindex(search: Search, tenant: str, family: Family, allow_missing: int, call: CallContext) -> Job:
+    """Begin to keep vectors of the newest default model; return the job that makes them, or raise InvalidParameter."""
     active, following = await search.engine.models(family)
     spec = await search.newest_model(family, call)
     reference = refer_to(spec.name, spec.version)
     if active in {None, reference}:
         why = "it has no vectors yet" if active is None else f"its vectors are those of {active} already, the default model"
-        raise InvalidParameter(f"family: {why}; there is nothing to do")
-    if following not in {None, reference}:  # nobody wants that one any more
-        await search.engine.end_model(family, switch=False)
-    await search.engine.begin_model(family, reference, spec.expect_head(EmbeddingHead).dimensions)
-    return reference
+        cure = f"DELETE /search/reindex/{family} gives up the change to {following}" if following else "there is nothing to do"
+        raise InvalidParameter(f"family: {why}; {cure}")
+    options = msgspec.to_builtins(ReindexOptions(family, reference, allow_missing))
+    folders = await search.files.identify([*map(str, search.options.folders)])
+    return await search.engine.begin_reindex(tenant, reference, spec.expect_head(EmbeddingHead).dimensions, options, folders)

@@ -2,18 +2,20 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from operator import or_
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from app.cascade.catalog import Catalog
+from app.errors import GatewayError
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
 from app.search.database import Database
-from app.search.describe import ALL, Described, Describer, Parts, SearchOptions
-from app.search.engine import Added, NewImage
+from app.search.describe import ALL, Described, Describer, Parts, SearchOptions, is_kept, kept_parts
+from app.search.engine import Added, Family, Known, NewImage
 from app.search.postgres.engine import PostgresEngine
 from app.telemetry.metrics import Metrics
 
@@ -40,9 +42,11 @@ class Ingested(NamedTuple):
 
     def counts(self) -> Counter[str]:
         """Return what the image adds to the sums over many."""
-        is_duplicate = self.added.status == "duplicate"
+        is_duplicate, is_completed = self.added.status == "duplicate", self.added.status == "completed"
         is_near = not is_duplicate and self.added.duplicate is not None
         counts = Counter(duplicates=int(is_duplicate), processed=int(not is_duplicate), near_duplicates=int(is_near))
+        counts.update(completed=int(is_completed), updated=int(bool(self.added.updated)))
+        counts.update(f"left_out:{part}" for part in self.described.errors)
         counts.update({name: number for name, number in self.added.indexed.items() if name != "ocr"})
         counts["ocr"] = min(1, self.added.indexed.get("ocr", 0))
         return counts
@@ -70,23 +74,68 @@ class Search(Describer):
         path: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Ingested:
-        """Add an encoded image; it is committed when this returns. Content that is known is not described again."""
+        """Add an encoded image; it is committed when this returns. Of content that is known, only what is missing is added."""
         content, own = await hash_content(image), {"path": path, "metadata": metadata or {}}
         new = NewImage(image_id=image_id or str(uuid4()), content_hash=content, width=0, height=0, **own)  # type: ignore[arg-type]
         async with self.database.asking(call) as engine:
-            known = await engine.find_content(tenant, content) if options.skips_duplicates else None
-        if known is not None:
-            new.image_id = image_id or known.image_id
-            found = Ingested(new, Added("duplicate", {}, known), Described(None, {}))
-        else:
-            with self.pipeline.admission.memory.reserve(call.caller) as memory:  # also while the database is slow
-                memory.add(0 if call.is_batch else len(image))
-                described = await self.describe(new, image, call, options.parts)
-                async with self.database.asking(call) as engine:
-                    added = await engine.add(tenant, new, skip_duplicates=options.skips_duplicates, near=options.near)
-            found = Ingested(new, added, described)
+            known = await engine.find_content(tenant, content, image_id or "", others=options.skips_duplicates)
+        parts = options.parts if known is None else await self._missing(known, options.parts, call)
+        with self.pipeline.admission.memory.reserve(call.caller) as memory:  # also while the database is slow
+            memory.add(0 if call.is_batch else len(image))
+            if known is not None:
+                for family, model in known.lacks.items():
+                    with suppress(GatewayError):  # a new model that fails delays nobody
+                        await self.make_up(tenant, known.duplicate.image_id, family, model, image, call)
+            is_whole = known is not None and not any(parts)
+            described = Described(None, {}) if is_whole else await self.describe(new, image, call, parts)
+            found = await self._keep(tenant, new, known, described, options, call, has_id=image_id is not None)
         self.metrics.ingested_images.add(1, found.added.status)
         return found
+
+    async def make_up(  # noqa: PLR0913, PLR0917 - what it is about
+        self, tenant: str, image_id: str, family: Family, model: str, content: bytes, call: CallContext
+    ) -> bool:
+        """Add the vectors of a model that an image lacks; return False if its content is another one."""
+        if not (parts := await self.engine.parts(tenant, image_id, family)):
+            return True  # it was deleted meanwhile
+        vectors = await self.describe_parts(content, parts, model, call)
+        return await self.engine.add_vectors(tenant, image_id, await hash_content(content), vectors)
+
+    async def _missing(self, known: Known, wanted: Parts, call: CallContext) -> Parts:
+        if known.states is None:
+            return Parts(*(False,) * len(ALL))
+        missing = await self.obtainable(wanted, known.states, call)
+        return Parts(*map(or_, missing, kept_parts(known.states))) if any(missing) else missing
+
+    async def _keep(  # noqa: PLR0913, PLR0917 - what is known of an image
+        self,
+        tenant: str,
+        new: NewImage,
+        known: Known | None,
+        described: Described,
+        options: IngestOptions,
+        call: CallContext,
+        *,
+        has_id: bool,
+    ) -> Ingested:
+        chosen: Any = {"skip_duplicates": options.skips_duplicates, "near": options.near}
+        if known is None:
+            async with self.database.asking(call) as engine:
+                return Ingested(new, await engine.add(tenant, new, **chosen), described)
+        twin, kept = known.duplicate, [part for part in known.states or () if is_kept(known.states or {}, part)]
+        if has_id and new.image_id != twin.image_id and not await self.files.is_gone(twin.path):
+            new.path, new.metadata = None, {}
+        if new.states and all(is_kept(new.states, part) for part in kept):
+            new.image_id = twin.image_id
+            async with self.database.asking(call) as engine:
+                return Ingested(new, await engine.add(tenant, new, completes=True, **chosen), described)
+        updated: Sequence[str] = ()
+        if new.path or new.metadata:
+            async with self.database.asking(call) as engine:
+                updated = await engine.update(tenant, twin.image_id, new.path, new.metadata)
+        if not has_id:
+            new.image_id = twin.image_id
+        return Ingested(new, Added("duplicate", {}, twin, updated), Described(None, {}))
 
 
 async def hash_content(image: bytes) -> bytes:

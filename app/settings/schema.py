@@ -182,6 +182,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     repository. If root runs this, another user runs PostgreSQL, who must be able to enter the folders above it."""
     search_folders: str = ""
     """Folders from which images may be indexed by their path, separated by commas; those below them, too. Empty: none."""
+    search_exclude: str = "@eaDir/,.*/,._*"
+    """Names of files, and, with a slash at the end, of folders that are left out when a folder is indexed: patterns such as
+    `*_thumb.jpg`, separated by commas."""
     search_thumbnails: bool = False
     """Whether search keeps a small picture of each image and each face that it indexes."""
     tracing: bool = False
@@ -235,6 +238,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def search_folder_paths(self) -> tuple[Path, ...]:
         """The folders from which images may be indexed by their path."""
         return tuple(Path(each.strip()).resolve() for each in self.search_folders.split(",") if each.strip())
+
+    @property
+    def search_excluded(self) -> tuple[str, ...]:
+        """The patterns of names that are left out when a folder is indexed."""
+        return tuple(filter(None, map(str.strip, self.search_exclude.split(","))))
 
     @property
     def triton_addresses(self) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ class Metrics:
             table, "api_frigate_images", "Images of Frigate's ZMQ detector: detected, or the code of an error.", ["outcome"]
         )
         self.ingested_images = Counter(
-            table, "nereid_ingested_images", "Images sent to the index: added, replaced, duplicate.", ["status"]
+            table, "nereid_ingested_images", "Images sent to the index: added, replaced, completed, duplicate.", ["status"]
         )
         self._count_routes(table)
         self._count_cached(table)

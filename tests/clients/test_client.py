@@ -36,7 +36,7 @@ from tests.fakes import models
 from tests.fakes.other_tasks import LABELS
 from tests.imaging.samples import encode
 from tests.reference_detector import SCORE, Box, MatchCounts
-from tests.support import SCENE, SHARED, json
+from tests.support import SCENE, SHARED, free_port, json
 
 MODEL = "six_columns"
 SCENES = [models.scene("BMP", shift=shift) for shift in (-16, 0, 16)]
@@ -216,6 +216,30 @@ def test_attempts_and_time_are_limited_and_other_requests_not_repeated(pauses: l
     with pytest.raises(Problem, match="503"):
         ask([refused(503, "circuit_open", "120")])
     assert len(pauses) == 2
+
+
+@pytest.mark.usefixtures("pauses")
+def test_repeated_deletion_and_ingest_are_done_once() -> None:
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        if len(asked) % 2:
+            raise httpx.ReadError("reset")
+        return refused(404, "") if request.method == "DELETE" else detected(image_id="one", status="")
+
+    with Client(transport=httpx.MockTransport(answer)) as client:
+        assert client.delete_image("one").total_deleted == 0
+        client.ingest(b"image", skip_duplicates=False)
+        assert (asked[2].url, "image_id=" in str(asked[2].url)) == (asked[3].url, True)
+
+
+def test_proxies_of_the_environment_are_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    for host, is_named in (("127.0.0.1", False), ("gateway.example", True)):
+        with Client(f"http://{host}:{free_port()}", retries=Retries(attempts=1)) as client, pytest.raises(Unreachable) as caught:
+            client.delete_image("one")
+        assert ("the environment names a proxy" in str(caught.value)) is is_named
 
 
 SQUARE, OTHER = [20.0, 30.0, 80.0, 30.0, 80.0, 90.0, 20.0, 90.0], [0.0, 0.0, 8.0, 0.0, 8.0, 6.0]

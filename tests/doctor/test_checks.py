@@ -288,7 +288,10 @@ async def test_a_database_that_cannot_be_used(postgres: Server, database: str, m
     assert "secret" not in away.message
     await postgres.execute("CREATE ROLE nobody_much LOGIN")
     found = await check_database(database.replace("nereid@", "nobody_much@"))
+    await postgres.execute("ALTER ROLE nobody_much CONNECTION LIMIT 0")
+    full = await check_database(database.replace("nereid@", "nobody_much@"))
     await postgres.execute("DROP ROLE nobody_much")
+    assert_finding(full, FAILURE, "too many connections", "CONNECTION LIMIT")
     assert_finding(found, FAILURE, "18", "cannot use it", "GRANT nereid_search")
     await postgres.pretend(database, "0.8.3")
     assert_finding(await check_database(database), WARNING, "pgvector 0.8.3", "can fail", "install pgvector 0.8.4")

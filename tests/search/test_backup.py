@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from app.__main__ import main
-from app.embedded.postgres.backup import backup, restore
+from app.embedded.postgres.backup import _command, backup, restore
 from app.host.program import CommandError
 from app.search.engine import NewImage, Page, TextPart, Vector, VectorIndex
 from app.search.postgres.engine import PostgresEngine
+from app.settings.schema import Settings
 from tests.postgres import Server
 from tests.search.test_engine import FACE, make_image, vector
 
@@ -70,14 +71,26 @@ async def test_restored_backup_finds_the_same(
     empty = PostgresEngine(target)
     await empty.open()
     await empty.close()
+    (part := tmp_path / "part").write_bytes(file.read_bytes()[:-3000])
+    with pytest.raises(CommandError, match="the restore failed"):
+        restore(msgspec.structs.replace(settings, database_url=target), part)
     restore(msgspec.structs.replace(settings, database_url=target), file)
     again = PostgresEngine(target)
     assert repr(await found(again)) == repr(before)
     assert await again.nearest("c", "global", vector(3), Page(5)) == []
     await again.add("a", image(20))
-    await again.add_job("a", "reindex", {})
-    assert await again.claim_job(60)
+    job = await again.add_job("a", "reindex", {}, {})
+    assert await again.claim_job(job.job_id, 60)
     await again.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["//u:se%2Fcret@db/n", "//u:se/cret@db/n?sslmode=prefer", "//db/n?user=u&password=se%2Fcret", "///n?password=se/cret&host=db"],
+)
+def test_password_of_the_database_is_on_no_command_line(url: str) -> None:
+    command, variables = _command(Settings(database_url=f"postgresql:{url}"), "psql")
+    assert ("cret" in "".join(command), variables["PGPASSWORD"]) == (False, "se/cret")
 
 
 async def test_restore_is_refused_where_its_indexes_would_be_damaged(postgres: Server, tmp_path: Path) -> None:

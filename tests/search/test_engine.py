@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from app.errors import GatewayFull, InvalidParameter, SearchUnavailable, UnknownRecord
-from app.search.engine import FacePart, Filter, NewImage, ObjectPart, Page, TextPart, Vector
+from app.search.engine import FacePart, Failure, Filter, NewImage, ObjectPart, Page, TextPart, Vector
 from app.search.postgres.engine import PostgresEngine
 
 PAGE = Page(10)
@@ -176,33 +176,32 @@ async def test_tenant_has_rows_of_its_own(engine: PostgresEngine) -> None:
 
 
 async def test_index_is_made_anew(engine: PostgresEngine) -> None:
-    for number in range(3):
+    for number in range(2):
         await engine.add("", make_image(number))
     await engine.begin_model("image", "embedding:2", 2500)
-    new = [vector(1000 + number, "embedding:2", 2500) for number in range(4)]
-    with pytest.raises(InvalidParameter):
+    new = [vector(1000 + number, "embedding:2", 2500) for number in range(3)]
+    with pytest.raises(InvalidParameter, match="DELETE /search/reindex/image gives that up"):
         await engine.begin_model("image", "embedding:3", 64)
-    await engine.add("", make_image(3, vectors=[vector(3), new[3]], objects=[]))
-    left = await engine.images_without("image", "", 2)
-    left = [*left, *await engine.images_without("image", "/image 1", 2)]
-    assert left == [("", f"image {number}", f"{number}.jpg") for number in range(3)]
-    for number, (tenant, image_id, _) in enumerate(left):
-        parts = await engine.parts(tenant, image_id, "image")
+    await engine.add("", make_image(2, vectors=[vector(2), new[2]], objects=[]))
+    last = await engine.last_vector("image")
+    left, position = await engine.images_without("image", 0, last, 2)
+    rest, end = await engine.images_without("image", position, last, 100)
+    assert ([*left, *rest], end) == ([("", f"image {number}", f"{number}.jpg") for number in range(2)], last)
+    assert (await engine.switch_model("image", last, 1), (await engine.models("image")).active) == (2, IMAGE)
+    for number in range(2):
+        parts = await engine.parts("", f"image {number}", "image")
         assert sorted(map(tuple, parts.values())) == [(0, 0, 0.5, 1), (0, 0, 1, 1)]
-        assert not await engine.add_vectors(tenant, image_id, b"other", dict.fromkeys(parts, new[number]))
-        assert await engine.add_vectors(tenant, image_id, bytes([number]) * 32, dict.fromkeys(parts, new[number]))
-    assert await engine.models("image") == (IMAGE, "embedding:2")
-    assert (await engine.nearest("", "global", vector(1), PAGE))[0].image_id == "image 1"
-    await engine.end_model("image", switch=True)
-    assert await engine.models("image") == ("embedding:2", None)
-    with pytest.raises(SearchUnavailable):
-        await engine.nearest("", "global", vector(1), PAGE)
+        assert not await engine.add_vectors("", f"image {number}", b"other", dict.fromkeys(parts, new[number]))
+        assert await engine.add_vectors("", f"image {number}", bytes([number]) * 32, dict.fromkeys(parts, new[number]))
+    await engine.add("", make_image(4, objects=[]))  # by a worker that asked before the model was begun
+    assert (await engine.switch_model("image", last, 9), await engine.models("image")) == (None, (IMAGE, "embedding:2"))
+    assert (await engine.images_without("image", last, await engine.last_vector("image"), 9))[0] == [("", "image 4", "4.jpg")]
+    await engine.delete("", "image 4")
+    assert (await engine.switch_model("image", last, 0), await engine.models("image")) == (0, ("embedding:2", None))
+    for outdated in (engine.nearest("", "global", vector(1), PAGE), engine.add("", make_image(5))):
+        with pytest.raises(SearchUnavailable):
+            await outdated
     assert (await engine.nearest("", "vehicles", new[1], PAGE))[0].image_id == "image 1"
-    stored = (await engine.image("", "image 3")).vector
-    assert stored is not None
-    assert stored @ new[3].values == pytest.approx(1, abs=1e-3)
-    with pytest.raises(SearchUnavailable):
-        await engine.add("", make_image(5))
 
 
 async def test_image_is_deleted_while_words_are_searched(engine: PostgresEngine) -> None:
@@ -222,7 +221,7 @@ async def test_name_is_registered_again_while_it_is_deleted(engine: PostgresEngi
     pictures = [make_image(number, vectors=[], objects=[], lines=[]) for number in range(4)]
     await asyncio.gather(
         *(engine.register("", "anna", turn) for turn in (pictures, pictures[::-1]) * 2),
-        *(engine.forget("", "anna") for _ in range(3)),
+        *(engine.forget("", "anna", 0.9) for _ in range(3)),
     )
     faces = await engine.nearest("", "faces", vector(201, FACE, 32), PAGE)
 
@@ -232,17 +231,21 @@ async def test_name_is_registered_again_while_it_is_deleted(engine: PostgresEngi
 
 async def test_tenant_has_a_hundred_jobs_at_most(engine: PostgresEngine) -> None:
     for _ in range(100):
-        await engine.add_job("north", "directory", {})
+        await engine.add_job("north", "directory", {}, {})
     with pytest.raises(GatewayFull, match="100 jobs have not ended"):
-        await engine.add_job("north", "directory", {})
-    await engine.add_job("south", "directory", {})
+        await engine.add_job("north", "directory", {}, {})
+    await engine.add_job("south", "directory", {}, {})
 
 
 async def test_job_that_another_worker_has_taken_is_not_saved(engine: PostgresEngine) -> None:
-    await engine.add_job("", "directory", {})
-    dead = await engine.claim_job(60)
+    job_id = (await engine.add_job("", "directory", {}, {"/photos": 7})).job_id
+    dead = await engine.claim_job(job_id, 60)
     assert dead
-    assert await engine.save_job(dead)
-    assert await engine.claim_job(60) is None
-    assert await engine.claim_job(0)
-    assert not await engine.save_job(dead)
+    assert await engine.save_job(dead, [Failure("a", "internal", "why")] * 2)
+    assert (await engine.waiting_jobs(60), await engine.claim_job(job_id, 60)) == ([], None)
+    assert await engine.waiting_jobs(0) == [(job_id, {"/photos": 7})]
+    other = await engine.claim_job(job_id, 0)
+    assert (dead.deaths, other and other.deaths) == (0, 1)
+    assert not await engine.save_job(dead, [Failure("b", "internal", "why")])
+    assert (await engine.failures("", job_id, PAGE)).items == [("a", "internal", "why")]
+    assert (await engine.failures("north", job_id, PAGE)).total == 0

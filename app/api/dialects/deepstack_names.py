@@ -1,5 +1,6 @@
 """The faces of DeepStack that have names: registered, recognized, listed and deleted, in the process of search."""
 
+from contextlib import nullcontext, suppress
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from app.api.search.asking import ROUNDING, WorkerSearch, search_of
 from app.api.sight.faces import require_faces
 from app.cascade.named import named_cascade
 from app.embedding.outputs import cosine_at, similarity_at
-from app.errors import InvalidParameter, MalformedRequest, NoFace, UnsupportedModel
+from app.errors import GatewayError, InvalidParameter, MalformedRequest, NoFace, UnsupportedModel
 from app.pipeline.batch_request import Image
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
@@ -35,6 +36,8 @@ from app.search.service import hash_content
 
 _REGISTERED = "deepstack-face-"
 _UNKNOWN = "unknown"
+_SAME = 0.6
+"""The similarity at the distance for which the model was made."""
 
 
 class _UserParameters(DialectParameters, frozen=True, kw_only=True):
@@ -47,13 +50,18 @@ class _UserParameters(DialectParameters, frozen=True, kw_only=True):
         return self.userid
 
 
+class _DeleteParameters(_UserParameters, frozen=True, kw_only=True):
+    delete_images: bool = False
+    """Whether images that were indexed and have a face like those of the person are deleted, too. Not part of DeepStack."""
+
+
 class _RecognizeParameters(DialectParameters, frozen=True, kw_only=True):
     min_confidence: Fraction | Literal[""] = ""
     """Minimum similarity; empty as if it were missing: that of the distance for which the model was made."""
 
     @property
     def least(self) -> float:
-        return 0.6 if self.min_confidence == "" else self.min_confidence
+        return _SAME if self.min_confidence == "" else self.min_confidence
 
 
 # The keys of cameras have the scope `detect`, and tell persons apart. Who else has been registered is only for those that search.
@@ -86,18 +94,22 @@ async def register(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline
 
     async def reply(answer: ImagesAnswer[Any, NewImage], wanted: _UserParameters, call: CallContext) -> ASGIResponse:
         images, tenant = answer.all(), context_of(request.scope).tenant
-        for image in images:
+        for number, image in enumerate(images, 1):
             face = max(image.faces, key=lambda face: (face.box[2] - face.box[0]) * (face.box[3] - face.box[1]), default=None)
             if face is None or not face.vectors:
-                raise NoFace("there is an image in which no face was found")
+                raise NoFace(f"nothing was registered: no face was found in picture {number}")
             if face.quality < LEAST_QUALITY:
-                raise NoFace(
-                    f"the face in an image is too small, turned or unclear: its quality, {face.quality}, is below {LEAST_QUALITY}"
-                )
+                why = f"is too small, turned or unclear: its quality, {face.quality}, is below {LEAST_QUALITY}"
+                raise NoFace(f"nothing was registered: the face in picture {number} {why}")
             image.faces = [face]
         async with search.database.asking(call) as engine:
-            is_known = await engine.register(tenant, wanted.name, images)
-        return _respond("register", context_of(request.scope), message="face updated" if is_known else "face added")
+            is_known, replaced = await engine.register(tenant, wanted.name, images)
+        states = [
+            {"state": "replaced" if is_there else "added", "quality": image.faces[0].quality}
+            for image, is_there in zip(images, replaced, strict=True)
+        ]
+        message = "face updated" if is_known else "face added"
+        return _respond("register", context_of(request.scope), message=message, registered=states)
 
     return await answer_each(request, worker, pipeline, _UserParameters, _parse_images, reply, _FACES)
 
@@ -116,14 +128,15 @@ async def list_faces(request: AnyRequest, worker: Worker, search: WorkerSearch) 
 
 @ModelRoute("/v1/vision/face/delete", task=None, takes="text", key_in="body", scope="ingest")
 async def delete_faces(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
-    """Delete all faces that are registered under a name; nothing if there is none."""
+    """Delete all faces that are registered under a name, and name the images with others like them."""
     require_faces(worker)
-    async with (
-        Receiving(request, worker, _UserParameters, parse_form, may_be_empty=True) as (context, _, wanted, call),
-        search.database.asking(call) as engine,
-    ):
-        await engine.forget(context.tenant, wanted.name)
-    return _respond("delete", context)
+    async with Receiving(request, worker, _DeleteParameters, parse_form, may_be_empty=True) as (context, _, wanted, call):
+        least = None
+        with nullcontext() if wanted.delete_images else suppress(GatewayError):  # names go without the model, too
+            least = cosine_at(_SAME, await search.match_distance(call)) - ROUNDING
+        async with search.database.asking(call) as engine:
+            images = await engine.forget(context.tenant, wanted.name, least, delete_images=wanted.delete_images)
+    return _respond("delete", context, images=images)
 
 
 async def _describe_faces(

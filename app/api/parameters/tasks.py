@@ -13,6 +13,7 @@ from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import Fraction, ModelParameters, Pairs, Parameters, names, parse_parameters, split_classes
 from app.cascade.definition import Cascade
 from app.errors import InvalidParameter, UnknownModel, WrongTask
+from app.expected import is_plain
 from app.model.heads import DetectionHead, Task
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
@@ -28,7 +29,10 @@ CLASSIFICATIONS = (native.CLASSES_JSON,)
 _MAX_ID = 2**53
 MAX_ID_LENGTH = 256
 ImageId = Annotated[
-    str | None, Meta(description=f"Id of the image in the index, 1 to {MAX_ID_LENGTH} printable characters. Default: a new one.")
+    str | None,
+    Meta(
+        description=f"Id of the image in the index, 1 to {MAX_ID_LENGTH} characters without control characters. Default: a new one."
+    ),
 ]
 _ImageId = Annotated[int, Meta(ge=0, le=_MAX_ID)]
 Url = Annotated[
@@ -175,10 +179,10 @@ class EmbeddingParameters(ModelParameters, frozen=True, forbid_unknown_fields=Tr
         return TaskOptions("embedding", self.model, version=self.version)
 
 
-def check_printable(name: str, text: str | None, length: int = MAX_ID_LENGTH) -> None:
+def check_plain(name: str, text: str | None, length: int = MAX_ID_LENGTH) -> None:
     """Raise InvalidParameter for a parameter that can be no id of an image in the index, or no path of another length."""
-    if text is not None and not (0 < len(text) <= length and text.isprintable()):
-        raise InvalidParameter(f"{name}: expected 1 to {length} printable characters")
+    if text is not None and not (0 < len(text) <= length and is_plain(text)):
+        raise InvalidParameter(f"{name}: expected 1 to {length} characters, none of them a control character")
     if text is not None and length == MAX_ID_LENGTH and ("/" in text or not text.strip(".")):
         raise InvalidParameter(f"{name}: an id is a part of paths, so it has no slash, and more than dots")
 
@@ -194,7 +198,7 @@ class EmbedParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.index:
-            check_printable("image_id", self.image_id)
+            check_plain("image_id", self.image_id)
 
 
 def _split_ids(text: str) -> list[int]:

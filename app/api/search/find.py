@@ -15,6 +15,7 @@ from app.api.sight.embed import ask_text
 from app.api.sight.faces import Face, require_faces
 from app.embedding.outputs import cosine_at, similarity_at
 from app.errors import InvalidParameter, NoFace, UnknownModel, UnsupportedModel
+from app.expected import suggestion
 from app.search.describe import INDEX_OF
 from app.search.engine import FacePart, Hit, Page, Part, Vector
 from app.search.names import find_names
@@ -61,6 +62,10 @@ class _SentenceParameters(TopParameters, frozen=True, forbid_unknown_fields=True
     fuzzy: Fuzzy = True
     min_score: Annotated[Fraction, Meta(description="Minimum cosine; those of texts are lower than those of images.")] = 0.2
     use_cache: Annotated[bool, Meta(description="Not used; other gateways cache vectors of texts.")] = True
+
+
+class _LinesParameters(_SentenceParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    min_score: Annotated[Fraction, Meta(description="Minimum score of a result: how well the words match.")] = 0.0
 
 
 class _WordsParameters(FilterParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -127,9 +132,9 @@ def _query(face: FacePart) -> Face:
     return Face(list(face.box), list(face.landmarks), face.score, face.quality)
 
 
-def _nth(parts: Sequence[S], index: int, name: str) -> tuple[S, Vector]:
+def _nth(parts: Sequence[S], index: int, name: str, what: str) -> tuple[S, Vector]:
     if index >= len(parts) or not parts[index].vectors:
-        raise InvalidParameter(f"{name}: {len(parts)} were found in the image, which are counted from 0")
+        raise InvalidParameter(f"{name}: there is no number {index}; the image has {len(parts)} {what}, which are counted from 0")
     return parts[index], parts[index].vectors[0]
 
 
@@ -155,8 +160,10 @@ async def _by_text(asked: Asked[_SentenceParameters]) -> Document:
 
 async def _by_object(asked: Asked[_ObjectParameters]) -> Document:
     wanted = asked.wanted
-    chosen, vector = _nth(await asked.search.objects(asked.image, asked.call), wanted.box_index, "box_index")
+    chosen, vector = _nth(await asked.search.objects(asked.image, asked.call), wanted.box_index, "box_index", "vehicles and people")
     classes = [_CLASSES.get(name, name) for name in split_classes(wanted.class_filter) or ()]
+    for name in {*classes} - INDEX_OF.keys():
+        raise InvalidParameter(f"class_filter: no object of the class {name!r} is searched{suggestion(name, INDEX_OF)}")
     (hits,) = await asked.nearest(chosen.index or "global", vector, least=wanted.min_score, classes=classes)
     category = _CATEGORIES.get(chosen.index or "", "other")
     query = {"box": chosen.box, "class_id": chosen.class_id, "class_name": chosen.class_name, "category": category}
@@ -168,7 +175,7 @@ async def _by_face(asked: Asked[_FaceParameters]) -> Document:
     wanted, faces = asked.wanted, await asked.search.faces(asked.image, asked.call, asked.wanted.confidence)
     if not faces:
         raise NoFace("no face was found; a lower `confidence` finds less certain ones")
-    face, vector = _nth(faces, wanted.face_index, "face_index")
+    face, vector = _nth(faces, wanted.face_index, "face_index", "faces")
     distance = await asked.search.match_distance(asked.call)
     (hits,) = await asked.nearest("faces", vector, least=cosine_at(wanted.min_score, distance))
     return _fields("face", [_face(hit, distance) for hit in hits], query_face=_query(face))
@@ -193,7 +200,8 @@ async def _identify(asked: Asked[_IdentifyParameters]) -> Document:
 async def _by_words(asked: Asked[Any]) -> Document:
     wanted, words, where = asked.wanted, words_of(asked.wanted.text), asked.wanted.read_filter()
     async with asked.search.database.asking(asked.call) as engine:
-        found = await engine.match_text(asked.tenant, words, wanted.window, is_fuzzy=wanted.fuzzy, where=where)
+        options: Document = {"is_fuzzy": wanted.fuzzy, "where": where, "min_score": getattr(wanted, "min_score", 0.0) - ROUNDING}
+        found = await engine.match_text(asked.tenant, words, wanted.window, **options)
     own = {"query_text": words, "query": words, "page": wanted.page, "size": wanted.window.size}
     return _fields("ocr", map(_text, found.items), **own) | {"total_results": found.total}
 
@@ -239,7 +247,7 @@ _ROUTES: Sequence[tuple[str, type[Any], Callable[[Asked[Any]], Any], str, Docume
     ("/search/face", _FaceParameters, _by_face, "Find faces like one in an image", {"check": require_faces}),
     ("/faces/search", _FaceParameters, _by_face, "Find faces like one in an image", {"check": require_faces}),
     ("/faces/identify", _IdentifyParameters, _identify, "Find out whose faces are in an image", {"check": require_faces}),
-    ("/search/ocr", _SentenceParameters, _by_words, "Find images by words in them", {"takes": "text"}),
+    ("/search/ocr", _LinesParameters, _by_words, "Find images by words in them", {"takes": "text"}),
     ("/ocr/search", _WordsParameters, _by_words, "Find images by words in them, by pages", {"takes": "text"}),
     ("/search/hybrid", _HybridParameters, _hybrid, "Find images by an image, a text, or both", {"task": "embedding"}),
 )

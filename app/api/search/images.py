@@ -14,6 +14,7 @@ from app.api.dependencies import Worker
 from app.api.parameters.tasks import MAX_ID_LENGTH
 from app.api.search.asking import READING, Document, PageNumber, PageSize, RecordId, ask, reply, show
 from app.errors import NotOffered, UnknownRecord
+from app.expected import is_plain
 from app.search.engine import Page
 
 _MinSize = Annotated[int, QueryParameter(ge=2, le=1_000_000, description="Minimum number of images in a group.")]
@@ -21,8 +22,10 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def _check_id(image_id: str) -> None:
-    if not (len(image_id) <= MAX_ID_LENGTH and image_id.isprintable()):
-        raise UnknownRecord(f"there is no such image: ids have 1 to {MAX_ID_LENGTH} printable characters, none of them a slash")
+    if not (len(image_id) <= MAX_ID_LENGTH and is_plain(image_id)):
+        raise UnknownRecord(
+            f"there is no such image: ids have 1 to {MAX_ID_LENGTH} characters, none of them a slash or a control one"
+        )
 
 
 @get("/query/image/{image_id:str}", summary="What is kept of an image", responses=show("`metadata`, and what is in which index"))
@@ -49,6 +52,7 @@ async def query_image(
         "indexed_in": kept.indexed_in,
         **{f"num_{name}": count for name, count in counts.items()},
         "has_ocr": bool(kept.lines),
+        "parts": kept.states,
         "full_text": kept.full_text,
         "global_embedding": None if kept.vector is None or not include_embedding else to_vector(kept.vector),
     }

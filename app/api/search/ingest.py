@@ -1,9 +1,8 @@
 """POST /ingest and /ingest/batch: images are described and added to the index. What is acknowledged is committed."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
-from uuid import uuid4
 
 import msgspec
 from litestar.handlers import HTTPRouteHandler
@@ -21,7 +20,7 @@ from app.api.context import AnyRequest
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import own_route
 from app.api.parameters.parse import Parameters
-from app.api.parameters.tasks import MAX_ID_LENGTH, ImageId, Url, check_printable
+from app.api.parameters.tasks import MAX_ID_LENGTH, ImageId, Url, check_plain
 from app.api.receiving.body import decode, parse_body
 from app.api.receiving.intake import Receiving
 from app.api.search.asking import WorkerSearch
@@ -66,8 +65,8 @@ class _IngestParameters(IngestFlags, frozen=True, forbid_unknown_fields=True, kw
     metadata: Annotated[str | None, Meta(description="A JSON object that is kept with the image, for filters.")] = None
 
     def __post_init__(self) -> None:
-        check_printable("image_id", self.image_id)
-        check_printable("image_path", self.image_path, _MAX_PATH)
+        check_plain("image_id", self.image_id)
+        check_plain("image_path", self.image_path, _MAX_PATH)
         self.read_metadata()
 
     def read_metadata(self) -> dict[str, Any]:
@@ -83,7 +82,10 @@ class _IngestBatchParameters(IngestFlags, frozen=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         for name, length in (("image_ids", MAX_ID_LENGTH), ("image_paths", _MAX_PATH)):
             for text in self.read_list(name):
-                check_printable(name, text, length)
+                check_plain(name, text, length)
+        named = [image_id for image_id in self.read_list("image_ids") if image_id is not None]
+        if len(named) > len({*named}):
+            raise InvalidParameter("image_ids: two images have the same id")
 
     def read_list(self, name: str, images: int | None = None) -> list[str | None]:
         """Return one entry for each image; raise InvalidParameter if they are not as many, or no texts."""
@@ -141,6 +143,10 @@ class IngestResponse(Timed, frozen=True, kw_only=True):
     existing_image_id: str | None = None
     existing_image_path: str | None = None
     message: str | None = None
+    is_completed: bool = False
+    """Whether the image was there without some of its parts, which it has got now."""
+    updated: Sequence[str] = ()
+    """What is another one now of a known image: `path`, `metadata`."""
     error: None = None
     """Always null: present for clients of other gateways."""
     errors: list[str] | None = None
@@ -157,7 +163,7 @@ class DuplicateDetail(msgspec.Struct, frozen=True):
 class ErrorDetail(BatchFailure, frozen=True):
     """An image that failed."""
 
-    image_id: str
+    image_id: str | None
 
 
 class Sums(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +174,12 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
     processed: int
     duplicates: int
     errors_count: int
+    completed: int
+    """Of those processed, images that were there without some of their parts."""
+    updated: int
+    """Of the duplicates, images that have another path or other metadata now."""
+    left_out: dict[str, int]
+    """In how many images each part was left out, because its model was not there; `truncated`: some objects, faces or lines."""
     indexed: Indexed
     near_duplicates: int
 
@@ -179,7 +191,8 @@ class IngestBatchResponse(Sums, frozen=True, kw_only=True):
     duplicate_details: list[DuplicateDetail] | None
     error_details: list[ErrorDetail] | None
     near_duplicate_details: list[NearDuplicate] | None
-    image_ids: list[str]
+    image_ids: list[str | None]
+    """Under which each image is there, of a duplicate that of the image with its content; null for one that failed."""
     total_time_ms: float
     request_id: str
 
@@ -192,10 +205,15 @@ def to_indexed(counts: Mapping[Any, int]) -> Indexed:
 def sum_up(counts: Mapping[str, int]) -> dict[str, Any]:
     """Return the fields of `Sums` from the counts of `Ingested`, and `errors`."""
     done = {name: counts.get(name, 0) for name in ("processed", "duplicates")}
-    errors, near = counts.get("errors", 0), counts.get("near_duplicates", 0)
+    errors, others = counts.get("errors", 0), {name: counts.get(name, 0) for name in ("near_duplicates", "completed", "updated")}
     status = "success" if not errors else "partial" if any(done.values()) else "error"
-    own = {"total": sum(done.values()) + errors, "errors_count": errors, "indexed": to_indexed(counts), "near_duplicates": near}
-    return {"status": status, **done, **own}
+    own = {"total": sum(done.values()) + errors, "errors_count": errors, "indexed": to_indexed(counts)}
+    return {"status": status, **done, **own, **others, "left_out": numbers_of(counts, "left_out:")}
+
+
+def numbers_of(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
+    """Return the counts whose names begin with a prefix, without that."""
+    return {name.removeprefix(prefix): number for name, number in counts.items() if name.startswith(prefix)}
 
 
 def _near(found: Ingested, image_id: str | UnsetType = UNSET) -> NearDuplicate | None:
@@ -211,7 +229,7 @@ def _to_response(found: Ingested, **timed: Any) -> IngestResponse:  # noqa: ANN4
     given: dict[str, Any] = {"image_id": image.image_id, "imohash": image.content_hash.hex(), **timed}
     if added.status == "duplicate" and added.duplicate is not None:
         given |= {"existing_image_id": added.duplicate.image_id, "existing_image_path": added.duplicate.path}
-        return IngestResponse(status="duplicate", message="this content is indexed already", **given)
+        return IngestResponse(status="duplicate", message="this content is indexed already", updated=added.updated, **given)
     texts = None if image.lines is None else [line.text for line in image.lines]
     return IngestResponse(
         status="success",
@@ -222,26 +240,30 @@ def _to_response(found: Ingested, **timed: Any) -> IngestResponse:  # noqa: ANN4
         near_duplicate=_near(found),
         ocr=None if texts is None else IngestedText(len(texts), "\n".join(texts), bool(texts)),
         errors=[f"{part}: {detail}" for part, detail in errors.items()] or None,
+        is_completed=added.status == "completed",
         **given,
     )
 
 
 async def ingest(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
-    """Add an image to the index: with objects, faces, text, and vectors of it. The status is 201, or 200 if it was known."""
+    """Add an image to the index: with objects, faces, text, and vectors of it. The status is 201, or 200 if it was known.
+
+    A known image gets what it lacks, and another path or other metadata.
+    """
     async with Receiving(request, worker, _IngestParameters, parse_body) as (context, content, wanted, call):
         context.log_fields["image_bytes"] = len(content.image)
         given = {"path": wanted.image_path, "metadata": wanted.read_metadata()}
         found = await search.ingest(context.tenant, content.image, wanted.image_id, call, wanted.options, **given)  # type: ignore[arg-type]
     context.log_fields |= {"ingested": found.added.status, "objects": len(found.image.objects), "faces": len(found.image.faces)}
     answer = _to_response(found, **context.ending)
-    return JsonResponse(msgspec.json.encode(answer), 200 if answer.status == "duplicate" else _CREATED)
+    return JsonResponse(msgspec.json.encode(answer), _CREATED if found.added.status in {"added", "replaced"} else 200)
 
 
 async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """Add up to 64 images to the index, each of which succeeds or fails on its own. The deadline is that of the whole batch."""
     async with Receiving(request, worker, _IngestBatchParameters, parse_batch) as (context, content, wanted, call):
         images = len(content.images)
-        ids = [image_id or str(uuid4()) for image_id in wanted.read_list("image_ids", images)]
+        ids = wanted.read_list("image_ids", images)
         paths = wanted.read_list("image_paths", images)
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
 
@@ -251,13 +273,17 @@ async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch
 
         totals = Counter[str]()
 
+        kept_as: list[str | None] = [None] * images
+
         async def keep(index: int, found: Ingested) -> tuple[NearDuplicate | None, DuplicateDetail | None]:
             totals.update(found.counts())
             known = found.added.duplicate if found.added.status == "duplicate" else None
-            duplicate = known and DuplicateDetail(ids[index], known.image_id, found.image.content_hash.hex())
-            return _near(found, ids[index]), duplicate
+            duplicate = known and DuplicateDetail(ids[index] or known.image_id, known.image_id, found.image.content_hash.hex())
+            kept_as[index] = known.image_id if known else found.image.image_id
+            return _near(found, found.image.image_id), duplicate
 
-        asking = Asking(lambda worker, _: worker.pipeline.default_for(_TASK), add)
+        first = await search.first_model(wanted.options.parts, call)
+        asking = Asking(lambda _, __: first, add)
         answer = ImagesAnswer(content.names, keep, context, worker.metrics)
         await answer.run(await open_batch(worker, search.pipeline, content.images, wanted, call, asking))
     answer.log()
@@ -268,10 +294,10 @@ async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch
         duplicate_details=[duplicate for _, duplicate in kept if duplicate] or None,
         error_details=errors or None,
         near_duplicate_details=[near for near, _ in kept if near] or None,
-        image_ids=ids,
+        image_ids=kept_as,
         **context.ending,
     )
-    return JsonResponse(msgspec.json.encode(document), _CREATED if document.processed else 200)
+    return JsonResponse(msgspec.json.encode(document), _CREATED if document.processed > document.completed else 200)
 
 
 _ONE: dict[str, Any] = {"task": _TASK, "scope": "ingest", "also": {_CREATED: "What became of it"}}

@@ -1,18 +1,19 @@
 """POST /ingest/directory and /search/reindex, GET /ingest/jobs: work that goes on without a request."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from litestar import get
+from litestar import delete, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app.api.answering.responses import JsonResponse
+from app.api.caller.check import guard_origin
 from app.api.context import AnyRequest
 from app.api.dependencies import Worker
 from app.api.documentation.openapi import PROBLEMS, own_route
@@ -20,11 +21,11 @@ from app.api.parameters.parse import Parameters
 from app.api.receiving.body import ParsedBody, parse_document
 from app.api.receiving.intake import Receiving
 from app.api.search.asking import PageNumber, PageSize, WorkerSearch, ask, describe_text
-from app.api.search.ingest import IngestFlags, Sums, sum_up
+from app.api.search.ingest import IngestFlags, Sums, numbers_of, sum_up
 from app.errors import InvalidParameter, MalformedRequest
 from app.pipeline.call import CallContext
 from app.search.engine import Family, Job, Page
-from app.search.jobs import DirectoryOptions, ReindexOptions, allowed_folder, begin_reindex
+from app.search.jobs import DirectoryOptions, begin_reindex
 from app.search.service import Search
 
 _PAUSE_SECONDS = 0.5
@@ -34,7 +35,7 @@ _Wait = Annotated[
     bool, Meta(description="Whether the answer comes at the end; otherwise, or after `timeout_ms`, it is 202 with the job.")
 ]
 W = TypeVar("W", bound=Parameters)
-_Begin = Callable[[Search, W, CallContext], Awaitable[DirectoryOptions | ReindexOptions]]
+_Begin = Callable[[Search, str, W, CallContext], Awaitable[Job]]
 
 
 class _DirectoryParameters(IngestFlags, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -46,7 +47,7 @@ class _DirectoryParameters(IngestFlags, frozen=True, forbid_unknown_fields=True,
 
 class _ReindexParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     family: Annotated[Family, Meta(description="`image`: vectors of images and objects; `face`: those of faces.")] = "image"
-    allow_missing: Annotated[bool, Meta(description="Whether images that cannot be read again may lose their vectors.")] = False
+    allow_missing: Annotated[int, Meta(ge=0, description="So many images, whose files are gone, may lose their vectors.")] = 0
     wait: _Wait = True
 
 
@@ -61,9 +62,28 @@ class JobAnswer(Sums, frozen=True, kw_only=True):
     unreadable: int
     failures: dict[str, int]
     skipped_extensions: list[str] | None
+    excluded: int
+    """Files and folders that were left out because of their names."""
     error: str | None
     created_at: datetime
     ended_at: datetime | None
+
+
+class FileFailure(msgspec.Struct, frozen=True):
+    """A file that was not indexed, or an image that was not described anew."""
+
+    name: str
+    code: str
+    why: str
+
+
+class FailureList(msgspec.Struct, frozen=True):
+    """The first 1,000 failures of a job, by name."""
+
+    failures: list[FileFailure]
+    total: int
+    page: int
+    size: int
 
 
 class JobList(msgspec.Struct, frozen=True):
@@ -83,13 +103,10 @@ def _to_answer(job: Job) -> JobAnswer:
         directory=job.options.get("directory"),
         total_files=counts.get("total_files", 0),
         unreadable=counts.get("unreadable", 0),
-        failures=_numbers(counts, "error:"),
-        skipped_extensions=[*_numbers(counts, "skipped:")] or None,
+        failures=numbers_of(counts, "error:"),
+        excluded=counts.get("excluded", 0),
+        skipped_extensions=[*numbers_of(counts, "skipped:")] or None,
     )
-
-
-def _numbers(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
-    return {name.removeprefix(prefix): number for name, number in counts.items() if name.startswith(prefix)}
 
 
 @get("/ingest/jobs", summary="List the jobs", opt={"scope": "ingest"}, responses=PROBLEMS)
@@ -105,6 +122,15 @@ async def job(request: AnyRequest, worker: Worker, job_id: FromPath[str]) -> Job
     return _to_answer(await ask(request, worker, lambda engine, tenant: engine.job(tenant, job_id)))
 
 
+@get("/ingest/jobs/{job_id:str}/failures", summary="List what a job could not do", opt={"scope": "ingest"}, responses=PROBLEMS)
+async def job_failures(
+    request: AnyRequest, worker: Worker, job_id: FromPath[str], page: PageNumber = 0, size: PageSize = 20
+) -> FailureList:
+    """List the first 1,000 files, or images of this tenant, that failed, and why."""
+    found = await ask(request, worker, lambda engine, tenant: engine.failures(tenant, job_id, Page(size, page * size)))
+    return FailureList([FileFailure(*each) for each in found.items], found.total, page, size)
+
+
 def _parse(data: bytes, _: str, kind: type[Parameters]) -> ParsedBody:
     image, pairs = parse_document(data, "image", kind, _EXAMPLE) if data else (b"", [])
     if image:
@@ -117,10 +143,7 @@ def _job_route(path: str, kind: type[W], begin: _Begin[W], scope: str, summary: 
         """Add a job, which goes on if the client leaves; `GET /ingest/jobs/{id}` tells how far it has come."""
         async with Receiving(request, worker, kind, _parse, may_be_empty=True) as (context, _, wanted, call):
             given: Any = wanted
-            options = await begin(search, wanted, call)
-            named: Literal["directory", "reindex"] = "directory" if isinstance(options, DirectoryOptions) else "reindex"
-            async with search.database.asking(call) as engine:
-                job = await engine.add_job(context.tenant, named, msgspec.to_builtins(options))
+            job = await begin(search, context.tenant, wanted, call)
             search.new_job.set()
             context.log_fields["job"] = job.job_id
             while given.wait and job.state not in {"done", "failed"} and (given.timeout_ms is None or call.deadline.remaining > 0):
@@ -134,21 +157,36 @@ def _job_route(path: str, kind: type[W], begin: _Begin[W], scope: str, summary: 
     return own_route(path, handle, JobAnswer, "The job has failed", kinds=(kind,), also=also, **described)
 
 
-async def _begin_directory(search: Search, wanted: _DirectoryParameters, _: CallContext) -> DirectoryOptions:
+async def _begin_directory(search: Search, tenant: str, wanted: _DirectoryParameters, call: CallContext) -> Job:
     if not wanted.directory:
         raise InvalidParameter("directory: expected the path of a folder")
-    folder = await asyncio.to_thread(allowed_folder, search.options.folders, wanted.directory)
-    return DirectoryOptions(str(folder), wanted.recursive, wanted.max_images, wanted.options)
+    folder = str(await search.files.allowed(wanted.directory))
+    options = DirectoryOptions(folder, wanted.recursive, wanted.max_images, wanted.options)
+    folders = await search.files.identify([folder])
+    async with search.database.asking(call) as engine:
+        return await engine.add_job(tenant, "directory", msgspec.to_builtins(options), folders)
 
 
-async def _begin_reindex(search: Search, wanted: _ReindexParameters, call: CallContext) -> ReindexOptions:
-    model = await begin_reindex(search, wanted.family, call)
-    return ReindexOptions(wanted.family, model, wanted.allow_missing)
+async def _begin_reindex(search: Search, tenant: str, wanted: _ReindexParameters, call: CallContext) -> Job:
+    return await begin_reindex(search, tenant, wanted.family, wanted.allow_missing, call)
+
+
+@delete(
+    "/search/reindex/{family:str}",
+    summary="Give up making the vectors anew",
+    status_code=200,
+    opt={"scope": "admin"},
+    guards=[guard_origin],
+    responses=PROBLEMS,
+)
+async def give_up_reindex(request: AnyRequest, worker: Worker, family: FromPath[Family]) -> dict[str, str]:
+    """Keep the vectors that are searched, drop those of the other model, and end the job."""
+    await ask(request, worker, lambda engine, _: engine.give_up_reindex(family))
+    return {"status": "success", "family": family}
 
 
 ROUTES: list[HTTPRouteHandler] = [
     _job_route("/ingest/directory", _DirectoryParameters, _begin_directory, "ingest", "Add the images in a folder to the index"),
     _job_route("/search/reindex", _ReindexParameters, _begin_reindex, "admin", "Make the vectors anew with the newest model"),
-    jobs,
-    job,
+    *(give_up_reindex, jobs, job, job_failures),
 ]

@@ -4,9 +4,11 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from shutil import copyfileobj
+from subprocess import DEVNULL, PIPE, Popen
+from tempfile import NamedTemporaryFile, TemporaryFile
 from urllib.parse import unquote
 
 from app.embedded.folder import runs_elsewhere
@@ -15,6 +17,8 @@ from app.embedded.postgres.server import EmbeddedPostgres, environment
 from app.host.program import CommandError
 from app.settings.schema import Settings
 
+_PASSWORD = re.compile(r"(?<=//)([^:@?]*):([^?]*)(?=@)|(?<=[?&])password=([^&]*)&?")
+"""In a URL, before the host or in the query; every user can read a command line."""
 # A backup does not contain what only a superuser may be able to make.
 _BEFORE_RESTORE = """
 SET client_min_messages = warning;  -- the first line that is printed is the one that is shown
@@ -66,15 +70,29 @@ def backup(settings: Settings, file: Path) -> None:
 def restore(settings: Settings, file: Path) -> None:
     """Restore a backup in full or not at all, while no gateway runs. Raise CommandError if it fails, or there are records."""
     with _database(settings):
-        psql = "psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1"
-        _run(settings, *psql, f"--command={_BEFORE_RESTORE}")
         listed = _run(settings, "pg_restore", "--list", str(file.resolve()))
-        with NamedTemporaryFile("w") as chosen:
+        with NamedTemporaryFile("w") as chosen, TemporaryFile("w+") as errors:
             chosen.write(re.sub("^.* POLICY .* owner .*$", "", listed, flags=re.MULTILINE))
             chosen.flush()
-            options = ("--clean", "--if-exists", "--no-owner", "--single-transaction", f"--use-list={chosen.name}")
-            _run(settings, "pg_restore", *options, str(file.resolve()))
-        _run(settings, *psql, f"--command={_AFTER_RESTORE}")
+            options = ("--file=-", "--clean", "--if-exists", "--no-owner", f"--use-list={chosen.name}", str(file.resolve()))
+            psql = ("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file=-")
+            (reading, variables), (writing, _) = _command(settings, "pg_restore", *options), _command(settings, *psql)
+            del reading[1]  # it writes a script
+            with (
+                Popen(reading, env=variables, stdout=PIPE, stderr=errors) as source,  # noqa: S603 - our own
+                Popen(writing, env=variables, stdin=PIPE, stdout=DEVNULL, stderr=errors) as target,  # noqa: S603 - as above
+            ):
+                assert source.stdout  # noqa: S101 - a pipe, as is the other one
+                assert target.stdin  # noqa: S101
+                with suppress(BrokenPipeError), target.stdin as script:
+                    script.write(f"BEGIN; {_BEFORE_RESTORE};\n".encode())
+                    copyfileobj(source.stdout, script)
+                    if not source.wait():  # otherwise, the transaction is not committed
+                        script.write(f"RESET ALL; {_AFTER_RESTORE}; COMMIT;\n".encode())
+                source.stdout.close()
+            if source.returncode or target.returncode:
+                errors.seek(0)
+                raise CommandError(f"the restore failed: {errors.readline().strip()}")
 
 
 @contextmanager
@@ -92,11 +110,20 @@ def _database(settings: Settings) -> Iterator[None]:
 
 
 def _run(settings: Settings, program: str, *arguments: str) -> str:
-    url, variables = settings.search_database, environment()
-    if password := re.search("(?<=//)([^:@/]*):([^@/]*)(?=@)", url):  # every user can read a command line
-        url, variables["PGPASSWORD"] = url.replace(password[0], password[1], 1), unquote(password[2])
-    path = programs(Path(settings.database_home), EmbeddedPostgres.installed) / program
-    done = subprocess.run([path, f"--dbname={url}", *arguments], env=variables, capture_output=True, text=True, check=False)  # noqa: S603 - our own
+    command, variables = _command(settings, program, *arguments)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)  # noqa: S603 - our own
     if done.returncode:
         raise CommandError(f"{program} failed: {done.stderr.strip().partition(chr(10))[0]}")
     return done.stdout
+
+
+def _command(settings: Settings, program: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    variables = environment()
+
+    def keep(password: re.Match[str]) -> str:
+        variables["PGPASSWORD"] = unquote(password[2] or password[3] or "")
+        return password[1] or ""
+
+    url = _PASSWORD.sub(keep, settings.search_database)
+    path = programs(Path(settings.database_home), EmbeddedPostgres.installed) / program
+    return [str(path), f"--dbname={url}", *arguments], variables

@@ -22,7 +22,8 @@ Connection: TypeAlias = Any
 
 _CONNECT_SECONDS = 5
 _STATEMENT_SECONDS = 10
-_SETTINGS = {
+_ROLLBACK_SECONDS = 0.3
+_VALUES = {
     "application_name": "nereid",
     "statement_timeout": str(1000 * _STATEMENT_SECONDS),
     "idle_in_transaction_session_timeout": "60s",
@@ -33,6 +34,7 @@ _SETTINGS = {
     "hnsw.max_scan_tuples": "40000",
     "hnsw.scan_mem_multiplier": "8",
 }
+_SETTINGS = [*_VALUES], [*_VALUES.values()]
 _AWAY = (
     OSError,  # also TimeoutError
     asyncpg.PostgresConnectionError,
@@ -49,13 +51,19 @@ _AWAY = (
     asyncpg.InternalClientError,
     asyncpg.InsufficientPrivilegeError,
     asyncpg.InternalServerError,  # also damaged data
+    *(_POOLED := (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)),
 )
 _CAUSES = (
     (asyncpg.DiskFullError, "has no space left on its disk"),
     ((asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InsufficientPrivilegeError), "refuses the gateway's user"),
     (asyncpg.InvalidCatalogNameError, "does not exist on its server"),
     (asyncpg.ReadOnlySQLTransactionError, "can only be read"),
+    (_POOLED, "is behind a pooler that changes connections between transactions; use its session mode"),
+    (asyncpg.TooManyConnectionsError, "has no connection left: raise its max_connections, or end other clients"),
+    (asyncpg.QueryCanceledError, f"has not answered within {_STATEMENT_SECONDS} s"),
     ((asyncpg.InternalServerError, asyncpg.PostgresSystemError), "has failed; its log says why"),
+    (TimeoutError, "does not answer in time, or all connections to it are in use"),
+    (OSError, "cannot be reached"),
 )
 
 
@@ -87,7 +95,6 @@ class Database:
                     max_size=self._connections,
                     timeout=_CONNECT_SECONDS,
                     command_timeout=_STATEMENT_SECONDS + 2,  # a server that hangs does not stop its statements
-                    server_settings=_SETTINGS,
                     init=_prepare,
                     reset=_keep,
                 )
@@ -95,29 +102,43 @@ class Database:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Connection]:
-        """Lend a connection that may define, and sees the rows of all tenants."""
+        """Lend a connection that may define, and sees the rows of all tenants. Whoever is late waits for no server that hangs."""
         with unavailable():
             pool = await self._ready()
             async with pool.acquire(timeout=_CONNECT_SECONDS) as connection:
-                yield connection
+                try:
+                    yield connection
+                except BaseException as error:
+                    if connection.is_in_transaction() or isinstance(error, asyncio.CancelledError):
+                        try:
+                            async with asyncio.timeout(_ROLLBACK_SECONDS):
+                                await connection.execute("ROLLBACK")
+                        except (*_AWAY, asyncpg.PostgresError):
+                            connection.terminate()
+                    raise
 
     @asynccontextmanager
     async def as_owner(self) -> AsyncIterator[Connection]:
         """Open a transaction that may do so."""
-        async with self.connected() as connection, connection.transaction():
+        async with self.connected() as connection:
+            await connection.execute("BEGIN")
             yield connection
+            await connection.execute("COMMIT")
 
     @asynccontextmanager
     async def as_tenant(self, tenant: str) -> AsyncIterator[Connection]:
         """Open a transaction that sees the rows of a tenant."""
         async with self.as_owner() as connection:
-            # The tables of vectors stay. This comes first: whoever drops one locks others, too, which a deadlock might follow.
-            await connection.fetchrow(
-                "SELECT pg_advisory_xact_lock_shared($2),"
-                " set_config('role', 'nereid_search', true), set_config('nereid.tenant', $1, true)",
-                *(tenant, VECTORS_LOCK),
-            )
+            await become(connection, tenant)
             yield connection
+
+
+async def become(connection: Connection, tenant: str) -> None:
+    """Let a transaction go on as a tenant; the tables of vectors that it finds stay until its end."""
+    await connection.fetchrow(
+        "SELECT pg_advisory_xact_lock_shared($2), set_config('role', 'nereid_search', true), set_config('nereid.tenant', $1, true)",
+        *(tenant, VECTORS_LOCK),
+    )
 
 
 @contextmanager
@@ -153,6 +174,8 @@ async def fetch_page(
 
 
 async def _prepare(connection: Connection) -> None:
+    # Poolers refuse options that they do not know.
+    await connection.fetch("SELECT set_config(name, value, false) FROM unnest($1::text[], $2::text[]) s (name, value)", *_SETTINGS)
     await connection.execute(FIX_SCHEMA)
     schema = await connection.fetchval(
         "SELECT nspname FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace WHERE extname = 'vector'"

@@ -43,7 +43,9 @@ class Find(Images):
             rows = await nearest(connection, table, index, vector, page, **options)
         return [record(Hit, row) for row in rows if row["score"] >= min_score]
 
-    async def match_text(self, tenant: str, words: str, page: Page, *, is_fuzzy: bool = False, where: Filter = EVERYTHING) -> Found:
+    async def match_text(  # noqa: PLR0913 - the parts of a question
+        self, tenant: str, words: str, page: Page, *, is_fuzzy: bool = False, where: Filter = EVERYTHING, min_score: float = 0
+    ) -> Found:
         """Return the images whose text contains the words, best first; `is_fuzzy`: or similar ones, also of Chinese."""
         check_text(words, "The words", _MAX_QUERY)
         grams = grams_of(words)
@@ -56,7 +58,7 @@ class Find(Images):
             rows, total = await fetch_page(
                 connection,
                 f"SELECT number, image_id, path, metadata, score FROM {matches} JOIN images ON number = image"
-                f" WHERE true{condition} ORDER BY score DESC, number",
+                f" WHERE score >= {float(min_score)}{condition} ORDER BY score DESC, number",
                 page,
                 *values,
                 more="(SELECT lines FROM texts WHERE image = number) AS lines",

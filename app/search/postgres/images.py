@@ -8,10 +8,24 @@ from uuid import UUID, uuid4
 import msgspec
 
 from app.errors import UnknownRecord
-from app.search.engine import Added, Duplicate, FacePart, Family, Index, NewImage, ObjectPart, Page, StoredImage, TextPart, Vector
+from app.search.engine import (
+    MAX_LISTED,
+    Added,
+    Duplicate,
+    FacePart,
+    Family,
+    Index,
+    Known,
+    NewImage,
+    ObjectPart,
+    Page,
+    StoredImage,
+    TextPart,
+    Vector,
+)
 from app.search.postgres.connection import Connection, lock
 from app.search.postgres.values import check_metadata, check_text, folded, grams_of, record, to_uuid
-from app.search.postgres.vectors import NewVectors, Table, Vectors, active, insert, nearest, tables
+from app.search.postgres.vectors import NewVectors, Table, Vectors, active, insert, lacking_of, nearest, tables
 
 T = TypeVar("T")
 _MAX_TEXT, _MAX_GRAMS = 100_000, 50_000
@@ -19,35 +33,55 @@ _INSERT_PART = """
 INSERT INTO parts (image, part_id, position, index, box, score, thumbnail, class_id, class_name, landmarks, quality)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 """
+_DELETE_SAME = """
+DELETE FROM images WHERE image_id = $1 AND content_hash = $2 RETURNING path, metadata, group_id, added_at
+"""
 
 
 class Images(Vectors):
     """Images and what is in them."""
 
-    async def add(self, tenant: str, image: NewImage, *, skip_duplicates: bool = True, near: float | None = None) -> Added:
-        """Add an image, replacing other content of its id; from the cosine `near` on, it joins the group of the nearest one."""
+    async def add(
+        self, tenant: str, image: NewImage, *, skip_duplicates: bool = True, near: float | None = None, completes: bool = False
+    ) -> Added:
+        """Add an image, replacing other content of its id; from the cosine `near` on, it joins the group of the nearest one.
+
+        `completes`: it takes the place of the same one, whose time and group it keeps, and path and metadata if it has none.
+        """
 
         async def write(connection: Connection, known: Sequence[Table]) -> Added:
-            return await _add(connection, known, image, skip_duplicates=skip_duplicates, near=near)
+            old = completes and await connection.fetchrow(_DELETE_SAME, image.image_id, image.content_hash)
+            if not old:
+                return await _add(connection, known, image, skip_duplicates=skip_duplicates, near=near)
+            image.path, image.metadata = image.path or old["path"], image.metadata or old["metadata"]
+            near_now = None if old["group_id"] else near
+            added = await _add(connection, known, image, skip_duplicates=False, near=near_now, old=old)
+            return added._replace(status="completed")
 
         return await self._write(tenant, [image], write)
 
-    async def register(self, tenant: str, name: str, images: Sequence[NewImage]) -> bool:
-        """Add images whose faces get a name, in place of those with their ids; all or none. Return whether the name was there."""
+    async def register(self, tenant: str, name: str, images: Sequence[NewImage]) -> tuple[bool, Sequence[bool]]:
+        """Add images whose faces get a name, in place of those with their ids; all or none.
+
+        Return whether the name was there, and for each image whether it was.
+        """
         check_text(name, "The name of a person")
 
-        async def write(connection: Connection, known: Sequence[Table]) -> bool:
+        async def write(connection: Connection, known: Sequence[Table]) -> tuple[bool, Sequence[bool]]:
             await lock(connection, (tenant, "name", name))
             is_known: bool = await connection.fetchval("SELECT EXISTS (SELECT FROM parts WHERE name = $1)", name)
+            replaced = []
             for image in images:
-                await connection.execute("DELETE FROM images WHERE image_id = $1", image.image_id)
+                replaced.append(
+                    bool(await connection.fetchval("DELETE FROM images WHERE image_id = $1 RETURNING true", image.image_id))
+                )
                 await _add(connection, known, image, skip_duplicates=False, near=None)
             await connection.execute(
                 "UPDATE parts SET name = $1 WHERE landmarks IS NOT NULL"
                 " AND image IN (SELECT number FROM images WHERE image_id = ANY ($2))",
                 *(name, [image.image_id for image in images]),
             )
-            return is_known
+            return is_known, replaced
 
         return await self._write(tenant, images, write)
 
@@ -57,11 +91,26 @@ class Images(Vectors):
             rows = await connection.fetch("SELECT DISTINCT name FROM parts WHERE name IS NOT NULL")
         return sorted(row["name"] for row in rows)
 
-    async def forget(self, tenant: str, name: str) -> None:
-        """Delete the images that have a face with a name."""
+    async def forget(self, tenant: str, name: str, least: float | None, *, delete_images: bool = False) -> Sequence[str]:
+        """Delete the images that are registered under a name, and others with faces like these if wanted; return the ids of those.
+
+        These are, for each registered face, the nearest ones from the cosine `least` on, up to 1,000; none without it.
+        """
         async with self.as_tenant(tenant) as connection:
             await lock(connection, (tenant, "name", check_text(name, "The name of a person")))
+            others: set[str] = set()
+            if least is not None and (table := await active(connection, "face")):
+                registered = f"SELECT vector::vector FROM vectors_{table.number} JOIN parts ON part = part_id WHERE name = $1"
+                joined = "JOIN images ON number = n.image JOIN parts ON part_id = part"
+                select = f"SELECT image_id, n.score FROM n {joined} WHERE name IS NULL"
+                for row in await connection.fetch(registered, name):
+                    like = Vector(row["vector"], table.model)
+                    found = await nearest(connection, table, "faces", like, Page(MAX_LISTED), select=select, is_exact=True)
+                    others.update(hit["image_id"] for hit in found if hit["score"] >= least)
             await connection.execute("DELETE FROM images WHERE number IN (SELECT image FROM parts WHERE name = $1)", name)
+            if delete_images:
+                await connection.execute("DELETE FROM images WHERE image_id = ANY ($1)", [*others])
+        return sorted(others)
 
     async def _write(
         self, tenant: str, images: Sequence[NewImage], write: Callable[[Connection, Sequence[Table]], Awaitable[T]]
@@ -81,10 +130,27 @@ class Images(Vectors):
             family, vector = new
             await self.begin_model(family, vector.model, len(vector.values))
 
-    async def find_content(self, tenant: str, content_hash: bytes) -> Duplicate | None:
-        """Return the image with this content, so that no model need be asked about it again."""
+    async def find_content(self, tenant: str, content_hash: bytes, image_id: str = "", *, others: bool = True) -> Known | None:
+        """Return the image with this content, so that no model need be asked about it again; without `others` that of the id."""
         async with self.as_tenant(tenant) as connection:
-            return await _find_content(connection, content_hash)
+            if (twin := await _find_content(connection, content_hash, image_id, others=others)) is None:
+                return None
+            row = await connection.fetchrow("SELECT number, states FROM images WHERE image_id = $1", twin.image_id)
+            return Known(twin, row["states"], await lacking_of(connection, row["number"]))
+
+    async def update(self, tenant: str, image_id: str, path: str | None, metadata: Mapping[str, Any]) -> Sequence[str]:
+        """Change path and metadata of an image, if there are such and they are other ones; return which were."""
+        async with self.as_tenant(tenant) as connection:
+            row = await _find(connection, image_id)
+            others = {"path": check_text(path or "", "The path of an image", 4096), "metadata": check_metadata(metadata)}
+            changed = [name for name, value in others.items() if value and value != row[name]]
+            for name in changed:
+                await connection.execute(f"UPDATE images SET {name} = $2 WHERE number = $1", row["number"], others[name])
+            for table in await tables(connection) if "metadata" in changed else ():
+                await connection.execute(
+                    f"UPDATE vectors_{table.number} SET metadata = $2 WHERE image = $1", row["number"], others["metadata"]
+                )
+        return changed
 
     async def image(self, tenant: str, image_id: str) -> StoredImage:
         """Return an image; raise UnknownRecord."""
@@ -142,8 +208,14 @@ def _vectors(image: NewImage) -> Iterator[tuple[Family, Vector]]:
     return ((family, vector) for family, having in parts for one in having for vector in one.vectors)
 
 
-async def _add(
-    connection: Connection, known: Sequence[Table], image: NewImage, *, skip_duplicates: bool, near: float | None
+async def _add(  # noqa: PLR0913 - the parts of an addition
+    connection: Connection,
+    known: Sequence[Table],
+    image: NewImage,
+    *,
+    skip_duplicates: bool,
+    near: float | None,
+    old: Any = None,  # noqa: ANN401 - asyncpg's record
 ) -> Added:
     twin = await _find_content(connection, image.content_hash, image.image_id, others=skip_duplicates)
     if twin is not None:
@@ -153,10 +225,11 @@ async def _add(
         await connection.execute("DELETE FROM images WHERE number = $1", same)
     duplicate = None if near is None else await _nearest(connection, known, image.vectors, near)
     number = await connection.fetchval(
-        "INSERT INTO images (image_id, content_hash, path, metadata, width, height, group_id, thumbnail)"
-        " VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING number",
+        "INSERT INTO images (image_id, content_hash, path, metadata, width, height, group_id, thumbnail, states, added_at)"
+        " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, coalesce($10, now())) RETURNING number",
         *(image.image_id, image.content_hash, image.path, image.metadata, image.width, image.height),
-        *(duplicate and UUID(duplicate.group_id), image.thumbnail),
+        *(UUID(duplicate.group_id) if duplicate else old["group_id"] if old else None, image.thumbnail, image.states),
+        old and old["added_at"],
     )
     vectors = [NewVectors(None, "global", None, image.vectors)]
     rows: list[tuple[object, ...]] = []

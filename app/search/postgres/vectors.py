@@ -1,6 +1,7 @@
 """Tables of vectors, one a model; and the models whose vectors are kept."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -27,7 +28,8 @@ CREATE TABLE vectors_{n} (
     UNIQUE NULLS NOT DISTINCT (image, part)
 );
 CREATE INDEX ON vectors_{n} (part);
-CREATE INDEX ON vectors_{n} (tenant, index);
+CREATE INDEX ON vectors_{n} (tenant, index, added_at);
+CREATE INDEX ON vectors_{n} (tenant, index, class_name) WHERE class_name IS NOT NULL;
 CALL protect('vectors_{n}');
 """
 _HNSW = "CREATE INDEX vectors_{n}_{index} ON vectors_{n} USING hnsw (vector {type}_cosine_ops) WHERE index = '{index}';"
@@ -37,8 +39,11 @@ SELECT $1, $2, $3, metadata, added_at, $4, $5 FROM images WHERE number = $1
 ON CONFLICT DO NOTHING
 """
 
-_SMALL = 1000
-"""Up to so many vectors, all are compared: an index of all tenants may not come to the few of one of them."""
+_SHORTLY = "SET LOCAL lock_timeout = '1s'"
+_COUNT_SECONDS, _MAX_NUMBER = 600, 2**63 - 1
+
+_SMALL, _MOST_COMPARED, _WALKED = 1000, 20_000, 64
+"""Vectors up to which all are compared, at least and at most; and so many a walk through the index finds in any case."""
 
 
 class Table(NamedTuple):
@@ -49,6 +54,8 @@ class Table(NamedTuple):
     model: str
     dimensions: int
     state: str
+    rows: float
+    """Of all tenants, as the planner estimates them."""
 
 
 class NewVectors(NamedTuple):
@@ -71,55 +78,77 @@ class Vectors(Database):
 
     async def begin_model(self, family: Family, model: str, dimensions: int) -> None:
         """Keep vectors of another model beside those of the active one; raise InvalidParameter for a third one, or IndexRefused."""
-        if dimensions > _MAX_DIMENSIONS:
-            raise InvalidParameter(
-                f"An index of vectors has at most {_MAX_DIMENSIONS} dimensions; those of {model} have {dimensions}"
-            )
         async with self.as_owner() as connection:
-            await lock(connection, ("models",))
-            known = await by_state(connection, family)
-            if model in (table.model for table in known.values()):
-                return
-            if "next" in known:
-                raise InvalidParameter(f"The index is being made anew with {known['next'].model}; end that first")
-            await refuse_damage(connection)
-            state = "next" if known else "active"
-            number = await connection.fetchval(
-                "INSERT INTO models (family, model, dimensions, state) VALUES ($1, $2, $3, $4) RETURNING number",
-                *(family, model, dimensions, state),
-            )
-            kind = "vector" if 2 * dimensions <= _MAX_DIMENSIONS else "halfvec"
-            indexes = "".join(_HNSW.format(n=number, index=name, type=kind) for name in FAMILY if FAMILY[name] == family)
-            await connection.execute(_TABLE.format(n=number, type=kind, dimensions=dimensions) + indexes)
+            await begin(connection, family, model, dimensions)
 
-    async def end_model(self, family: Family, *, switch: bool) -> None:
-        """Search the vectors of the next model and drop those of the active one; or, without `switch`, the reverse."""
-        async with self.as_owner() as connection:
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", VECTORS_LOCK)
-            await lock(connection, ("models",))
+    async def last_vector(self, family: Family) -> int:
+        """Return the number of the last vector; what is added after it is added by those who know the next model, too."""
+        async with self._alone() as connection:
             known = await by_state(connection, family)
-            if "next" not in known:
-                return
-            dropped = known["active" if switch else "next"].number
-            await connection.execute(f"DROP TABLE vectors_{dropped}")
-            await connection.execute("DELETE FROM models WHERE number = $1", dropped)
-            await connection.execute("UPDATE models SET state = 'active' WHERE number = $1", known["next"].number)
+            number = await connection.fetchval(f"SELECT max(number) FROM vectors_{known['active'].number}")
+        return number or 0
 
-    async def images_without(self, family: Family, after: str, limit: int) -> Sequence[tuple[str, str, str | None]]:
-        """Return tenant, id and path of images without a vector of the next model, in order, from after `tenant/image_id` on."""
+    async def images_without(
+        self, family: Family, after: int, last: int, limit: int
+    ) -> tuple[Sequence[tuple[str, str, str | None]], int]:
+        """Look at vectors after one number and up to another, so many at most, for images that lack some of the next model.
+
+        Return their tenants, ids and paths, and the number up to which was looked.
+        """
         async with self.as_owner() as connection:
             await connection.execute("SELECT pg_advisory_xact_lock_shared($1)", VECTORS_LOCK)
             known = await by_state(connection, family)
             if "next" not in known:
-                return []
+                return [], last
+            block = f"SELECT number FROM vectors_{known['active'].number} WHERE number > $1 AND number <= $2 ORDER BY 1 LIMIT $3"
+            end = await connection.fetchval(f"SELECT max(number) FROM ({block}) block", after, last, limit)
             rows = await connection.fetch(
-                "SELECT tenant, image_id, path FROM images i WHERE (tenant, image_id) > ($1, $2)"
-                f" AND EXISTS (SELECT FROM vectors_{known['active'].number} WHERE image = i.number)"
-                f" AND NOT EXISTS (SELECT FROM vectors_{known['next'].number} WHERE image = i.number)"
-                " ORDER BY tenant, image_id LIMIT $3",
-                *(*after.partition("/")[::2], limit),
+                f"SELECT tenant, image_id, path FROM images WHERE number IN (SELECT image FROM ({_lacking(known)}) lacking)",
+                *(after, end or last),
             )
-        return [tuple(row) for row in rows]
+        return [tuple(row) for row in rows], end or last
+
+    async def switch_model(self, family: Family, last: int, may_lose: int) -> int | None:
+        """Search the vectors of the next model if at most `may_lose` images lack some; return how many do.
+
+        Return None if images that lack some were added after the vector `last`: they may still get them.
+        """
+        async with self.as_owner() as connection:  # it may take long, and holds up nobody
+            await connection.execute(
+                "SELECT pg_advisory_xact_lock_shared($1), set_config('statement_timeout', '0', true)", VECTORS_LOCK
+            )
+            lost = await _count_lacking(connection, await by_state(connection, family), 0, last)
+        if lost <= may_lose:
+            async with self._alone() as connection:
+                known = await by_state(connection, family)
+                if "next" not in known:
+                    return lost
+                if await _count_lacking(connection, known, last, _MAX_NUMBER):
+                    return None
+                await connection.execute("DELETE FROM models WHERE number = $1", known["active"].number)
+                await connection.execute("UPDATE models SET state = 'active' WHERE number = $1", known["next"].number)
+        return lost
+
+    async def drop_unused(self) -> None:
+        """Drop the tables of vectors that are not searched any more; raise SearchUnavailable if a backup, for one, reads them."""
+        async with self.as_owner() as connection:
+            await connection.execute(_SHORTLY)
+            rows = await connection.fetch(
+                "SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relname ~ '^vectors_[0-9]+$'"
+                " AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'models'::regclass)"
+                " AND relname NOT IN (SELECT 'vectors_' || number FROM models)"
+            )
+            for row in rows:
+                await connection.execute(f"DROP TABLE {row['name']}")
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[Connection]:
+        # Whoever waits for this lock holds up all searches.
+        async with self.as_owner() as connection:
+            await connection.execute(_SHORTLY)
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", VECTORS_LOCK)
+            await lock(connection, ("models",))
+            yield connection
 
     async def parts(self, tenant: str, image_id: str, family: Family) -> Mapping[str | None, Sequence[float]]:
         """Return the box of each part of an image that has a vector, None for the image itself; landmarks follow that of a face."""
@@ -150,9 +179,58 @@ class Vectors(Database):
         return True
 
 
+async def begin(connection: Connection, family: Family, model: str, dimensions: int) -> None:
+    """Do what `begin_model` does, in a transaction of others."""
+    if dimensions > _MAX_DIMENSIONS:
+        raise InvalidParameter(f"An index of vectors has at most {_MAX_DIMENSIONS} dimensions; those of {model} have {dimensions}")
+    await connection.execute("SELECT pg_advisory_xact_lock_shared($1)", VECTORS_LOCK)  # first, as everywhere
+    await lock(connection, ("models",))
+    known = await by_state(connection, family)
+    if model in (table.model for table in known.values()):
+        return
+    if "next" in known:
+        raise InvalidParameter(
+            f"The index is being made anew with {known['next'].model}; DELETE /search/reindex/{family} gives that up"
+        )
+    await refuse_damage(connection)
+    number = await connection.fetchval(
+        "INSERT INTO models (family, model, dimensions, state) VALUES ($1, $2, $3, $4) RETURNING number",
+        *(family, model, dimensions, "next" if known else "active"),
+    )
+    kind = "vector" if 2 * dimensions <= _MAX_DIMENSIONS else "halfvec"
+    indexes = "".join(_HNSW.format(n=number, index=name, type=kind) for name in FAMILY if FAMILY[name] == family)
+    await connection.execute(_TABLE.format(n=number, type=kind, dimensions=dimensions) + indexes)
+
+
+def _lacking(known: Mapping[str, Table]) -> str:
+    # Images and parts of vectors after $1 and up to $2 that have none of the next model.
+    some = f"FROM vectors_{known['active'].number} WHERE number > $1 AND number <= $2"
+    others = f"FROM vectors_{known['next'].number} WHERE image IN (SELECT image {some})"
+    return f"SELECT image, part {some} EXCEPT SELECT image, part {others}"
+
+
+async def lacking_of(connection: Connection, image: int) -> Mapping[Family, str]:
+    """Return the next models of which an image lacks vectors, by family."""
+    found: dict[Family, str] = {}
+    for table in await tables(connection):
+        if table.state == "next" and (searched := await active(connection, table.family)):
+            some = [f"SELECT part FROM vectors_{number} WHERE image = $1" for number in (searched.number, table.number)]
+            if await connection.fetchval(f"SELECT EXISTS ({' EXCEPT '.join(some)})", image):
+                found[table.family] = table.model
+    return found
+
+
+async def _count_lacking(connection: Connection, known: Mapping[str, Table], after: int, last: int) -> int:
+    query = f"SELECT count(DISTINCT image) FROM ({_lacking(known)}) lacking"
+    return int(await connection.fetchval(query, after, last, timeout=_COUNT_SECONDS)) if "next" in known else 0
+
+
 async def tables(connection: Connection) -> Sequence[Table]:
     """Return the tables of vectors; they stay until the end of the transaction."""
-    rows = await connection.fetch("SELECT number, family, model, dimensions, state FROM models")
+    rows = await connection.fetch(
+        "SELECT number, family, model, dimensions, state, greatest(reltuples, 0)"
+        " FROM models JOIN pg_class ON oid = to_regclass('vectors_' || number)"
+    )
     return [Table(*row) for row in rows]
 
 
@@ -183,14 +261,20 @@ async def insert(connection: Connection, known: Sequence[Table], image: int, new
             await connection.executemany(_INSERT.format(n=table.number), rows)
 
 
-async def is_small(connection: Connection, table: Table, index: VectorIndex, *, is_filtered: bool = False) -> bool:
-    """Return whether the tenant has so few vectors that all are compared; for more, the transaction walks the index."""
+async def is_small(  # noqa: PLR0913, PLR0917 - the parts of a question
+    connection: Connection, table: Table, index: VectorIndex, vector: Vector, limit: int, where: str, values: Sequence[object]
+) -> bool:
+    """Return whether a filter leaves so few vectors of the tenant that all are compared; else, the transaction walks the index."""
+    # The fewer are left, the more others are on the walk: at the square root, it costs as much as comparing them.
+    most = int(min(max(_SMALL, (max(_WALKED, limit) * table.rows) ** 0.5), _MOST_COMPARED))
     # What the planner knows of filters does not get through row-level security: it would sort half a table.
+    few = f"SELECT FROM vectors_{table.number} WHERE index = '{index}'{where} LIMIT {most + 1}"
     row = await connection.fetchrow(
-        f"SELECT set_config('enable_sort', 'off', true), set_config('hnsw.ef_search', '{100 if is_filtered else 64}', true),"
-        f" (SELECT count(*) FROM (SELECT FROM vectors_{table.number} WHERE index = '{index}' LIMIT {_SMALL + 1}) few)"
+        f"SELECT set_config('enable_sort', 'off', true), set_config('hnsw.ef_search', '{100 if where else 64}', true),"
+        f" (SELECT count(*) FROM ({few}) few), $1::vector",
+        *(vector.values, *values),
     )
-    return int(row[2]) <= _SMALL
+    return int(row[2]) <= most
 
 
 async def nearest(  # noqa: PLR0913 - the parts of a question
@@ -212,7 +296,7 @@ async def nearest(  # noqa: PLR0913 - the parts of a question
     # clusters, 98 % of them; 64 % if it returns them in order, as it then leaves out what it comes to too late.
     ways = [("vector <=> $1", wanted + min(3 * wanted, 300)), ("(vector <=> $1) + 0", wanted)]
     rows: Sequence[Any] = ()
-    for order, limit in ways[is_exact or await is_small(connection, table, index, is_filtered=bool(where)) :]:
+    for order, limit in ways[is_exact or await is_small(connection, table, index, vector, ways[0][1], where, values) :]:
         rows = await connection.fetch(
             "WITH n AS (SELECT image, part, 1 - (vector <=> $1) AS score FROM ("
             f"SELECT image, part, vector FROM vectors_{table.number} WHERE index = '{index}'{where} ORDER BY {order} LIMIT {limit}"

@@ -157,15 +157,22 @@ async def test_registered_faces_are_recognized(searched: Searched) -> None:
     assert [one["x_min"] for one in own] == [one["x_min"] for one in found["predictions"]]
 
     # The eyes of a small face are too near to each other.
-    assert "quality" in (await ask(client, "register", 400, files={"image": SMALL, "image2": BLUE}, userid="Tiny"))["error"]
+    refused = (await ask(client, "register", 400, files={"image": BLUE, "image2": SMALL}, userid="Tiny"))["error"]
+    assert refused.startswith("nothing was registered: the face in picture 2 is too small, turned or unclear: its quality")
     assert await recognize(client, SMALL, min_confidence="0.01") == ["unknown"]
-    for message in ("face added", "face updated"):
-        assert (await ask(client, "register", files={"image": BLUE}, userid="Ben"))["message"] == message
+    for message, state in (("face added", "added"), ("face updated", "replaced")):
+        answer = await ask(client, "register", files={"image": BLUE}, userid="Ben")
+        assert (answer["message"], [one["state"] for one in answer["registered"]]) == (message, [state])
     assert (await ask(client, "list"))["faces"] == ["Ben", "Ruth"]
     assert await recognize(client) == ["Ruth", "Ben"]
-    for userid in ("Ruth", "nobody"):
-        assert (await ask(client, "delete", userid=userid))["success"]
+    for image_id, content in (("album", RED), ("other", BLUE)):
+        json(await client.post(f"/ingest?image_id={image_id}", content=content), 201)
+    for userid, images in (("Ruth", ["album", "other"]), ("nobody", [])):
+        assert (await ask(client, "delete", userid=userid))["images"] == images
     assert await recognize(client) == ["unknown", "Ben"]
+    assert (await ask(client, "delete", userid="Ben", delete_images="true"))["images"] == ["other"]
+    found = json(await client.post("/faces/search?min_score=0", content=SCENE))["results"]
+    assert {hit["image_id"] for hit in found} == {"album"}
     assert {each.name: each.records for each in await engine.statistics("")}["faces"] == 1
 
 

@@ -8,16 +8,19 @@ import httpx
 import pytest
 from blake3 import blake3
 
-from tests.api.search.conftest import index, picture
+from tests.api.search.conftest import OpenGateway, index, picture
 from tests.fakes.models import scene
 from tests.support import SCENE, json
 
 OTHER = scene("BMP", background="yellow", shift=10)
 KEYS = {"status", "image_id", "num_detections", "num_faces", "embedding_norm", "imohash", "indexed", "near_duplicate", "ocr"} | {
-    *("existing_image_id", "existing_image_path", "message", "error", "errors", "total_time_ms", "request_id")
+    *("existing_image_id", "existing_image_path", "message", "error", "errors", "total_time_ms", "request_id"),
+    *("is_completed", "updated"),
 }
+PARTS = ("detections", "embedding", "faces", "face_embeddings", "ocr")
 BATCH = {"status", "total", "processed", "duplicates", "errors_count", "indexed", "near_duplicates", "deferred_ops"} | {
-    *("duplicate_details", "error_details", "near_duplicate_details", "image_ids", "total_time_ms", "request_id")
+    *("duplicate_details", "error_details", "near_duplicate_details", "image_ids", "total_time_ms", "request_id"),
+    *("completed", "updated", "left_out"),
 }
 
 
@@ -69,9 +72,35 @@ async def test_images_of_a_batch_succeed_or_fail_alone(searching: httpx.AsyncCli
     assert (error["image_id"], error["index"], error["filename"], error["problem"]["status"]) == ("b", 1, "1.bmp", 415)
     (near,) = answer["near_duplicate_details"]
     assert (near["image_id"], near["matched_image"]) == ("d", "known")
-    assert [*answer["image_ids"][:2], answer["image_ids"][3]] == ["a", "b", "d"]
+    assert [*answer["image_ids"][:2], answer["image_ids"][3]] == ["known", None, "d"]
+    json(await searching.get(f"/query/image/{answer['image_ids'][2]}"))
     again = json(await searching.post("/ingest/batch", files=images[:1]))
-    assert (again["status"], again["duplicates"]) == ("success", 1)
+    assert (again["status"], again["duplicates"], again["image_ids"]) == ("success", 1, ["known"])
+    twice = json(await searching.post("/ingest/batch", files=images[2:], data={"image_ids": '["a", "a"]'}), 400)
+    assert "two images have the same id" in twice["detail"]
+
+
+async def test_known_image_gets_what_it_lacks(open_gateway: OpenGateway) -> None:
+    """Parts that were not wanted, or whose model was not there; another path and metadata."""
+    without = {"task_models": "embedding=nothing,text_recognition=nothing"}
+    async with open_gateway(**without) as client:
+        images = [("images", SCENE)]
+        batch = json(await client.post("/ingest/batch", files=images, data={"image_ids": '["one"]', "enable_clip": "false"}), 201)
+        assert (batch["left_out"], batch["indexed"]["vehicles"]) == ({"ocr": 1}, 0)
+        again = await ingest(client, image_id="one", status=200, image_path="/moved", metadata='{"new": 1}', enable_clip="false")
+        assert (again["status"], again["updated"]) == ("duplicate", ["path", "metadata"])
+        before = json(await client.get("/query/image/one"))
+        assert (before["parts"]["ocr"]["state"], before["parts"].get("embedding")) == ("left_out", None)
+    async with open_gateway() as client:
+        done = await ingest(client, status=200)
+        assert (done["image_id"], done["status"], done["is_completed"], done["indexed"]["vehicles"]) == ("one", "success", True, 1)
+        assert (await ingest(client, status=200))["status"] == "duplicate"
+        hits = json(await client.post("/search/image", files={"image": SCENE}, data={"metadata": '{"new": 1}'}))["results"]
+        assert [(hit["image_id"], hit["image_path"]) for hit in hits] == [("one", "/moved")]
+        after = json(await client.get("/query/image/one"))
+    assert after["metadata"]["indexed_at"] == before["metadata"]["indexed_at"]
+    assert {part: state["state"] for part, state in after["parts"].items()} == dict.fromkeys(PARTS, "there")
+    assert after["parts"]["embedding"]["model"] == "embedding:1"
 
 
 async def test_vector_of_embed_image_may_be_kept(searching: httpx.AsyncClient, client: httpx.AsyncClient) -> None:
@@ -179,6 +208,7 @@ async def test_words_in_images_are_found(found: httpx.AsyncClient) -> None:
     (result,) = answer["results"]
     assert (answer["query_type"], answer["query_text"], answer["total_results"]) == ("ocr", "main street", 1)
     assert result["matched_text"] == "Main Street 5"
+    assert json(await found.post("/search/ocr?text=main%20street&min_score=1"))["results"] == []
     assert (result["text_box"], result["full_text"]) == ([0.1, 0.2, 0.5, 0.4], "Main Street 5\nEXIT")
     assert {"status", "query", "total_results", "page", "size", "results"} <= fuzzy.keys()
     assert (fuzzy["query"], fuzzy["page"], fuzzy["size"], ids(fuzzy)) == ("main stret", 0, 5, ["both"])

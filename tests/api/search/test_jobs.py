@@ -1,16 +1,23 @@
 """POST /ingest/directory, /search/reindex and GET /ingest/jobs: work that goes on without a request."""
 
+import asyncio
 import os
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
 import pytest
 
+from app.errors import InferenceFailed, TritonUnavailable
+from app.search.describe import Describer
+from app.search.engine import Page
+from app.search.files import Files
 from app.search.postgres.engine import PostgresEngine
+from app.search.service import Search
 from tests.api.search.conftest import OpenGateway
 from tests.fakes.models import scene
-from tests.support import SCENE, json
+from tests.support import SCENE, json, until
 
 OTHER = scene("BMP", background="yellow", shift=10)
 QUICK: dict[str, Any] = {"enable_ocr": "false", "enable_faces": "false", "enable_detection": "false"}
@@ -22,11 +29,14 @@ async def index(client: httpx.AsyncClient, folder: Path, status: int = 201, **gi
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A folder with two images, one of them twice, what is no image, and what leads out of it."""
+    """A folder with two images, one of them twice, what is no image, what leads out of it, and what other programs leave there."""
     photos, outside = tmp_path / "photos", tmp_path.parent / f"{tmp_path.name}-outside"
     (photos / "inner").mkdir(parents=True)
     for path, content in {"a.bmp": SCENE, "b.PNG": b"junk", "inner/c.bmp": OTHER, "inner/d.bmp": SCENE, "e.txt": b"text"}.items():
         (photos / path).write_bytes(content)
+    for path in ("@eaDir/a.bmp", ".hidden/a.bmp", "._a.bmp"):
+        (photos / path).parent.mkdir(exist_ok=True)
+        (photos / path).write_bytes(scene("BMP", "red"))
     outside.mkdir()
     (outside / "secret.bmp").write_bytes(scene("BMP", "green"))
     (photos / "linked").symlink_to(outside)
@@ -39,18 +49,27 @@ async def test_images_of_a_folder_are_indexed(searching: httpx.AsyncClient, phot
     """Those that fail are counted; nothing outside of the folder is read, and nothing waits for a pipe."""
     answer = await index(searching, photos, batch_size="8")
     job = json(await searching.get(f"/v1/ingest/jobs/{answer['job_id']}"))
+    failures = json(await searching.get(f"/v1/ingest/jobs/{answer['job_id']}/failures?size=2&page=1"))
     again = await index(searching, photos, max_images="2", **QUICK)
     listed = json(await searching.get("/ingest/jobs?size=1&page=0"))
+    (photos / "inner" / "c.bmp").rename(photos / "inner" / "moved.bmp")
+    moved = await index(searching, photos, **QUICK)
+    (hit,) = json(await searching.post("/search/image?top_k=1", content=OTHER))["results"]
     begun = await index(searching, photos, 202, wait="false", **QUICK)
 
     numbers = ("total_files", "total", "processed", "duplicates", "errors_count", "near_duplicates")
     assert [answer[name] for name in numbers] == [6, 6, 2, 1, 3, 0]
     assert (answer["status"], answer["state"], answer["error"], answer["directory"]) == ("partial", "done", None, str(photos))
     assert answer["failures"] == {"not_readable": 2, "unsupported_format": 1}
-    assert answer["skipped_extensions"] == [".txt"]
+    assert (answer["skipped_extensions"], answer["excluded"]) == ([".txt"], 3)
+    assert (failures["total"], [(one["name"], one["code"]) for one in failures["failures"]]) == (
+        3,
+        [(f"{photos}/pipe.bmp", "not_readable")],
+    )
     assert job == answer
     assert [again[name] for name in numbers] == [2, 2, 0, 1, 1, 0]
     assert (listed["total"], [each["job_id"] for each in listed["jobs"]]) == (2, [again["job_id"]])
+    assert (moved["updated"], hit["image_path"]) == (1, f"{photos}/inner/moved.bmp")
     assert (begun["state"], begun["ended_at"]) == ("waiting", None)
 
 
@@ -67,25 +86,104 @@ async def test_only_allowed_folders_are_indexed(open_gateway: OpenGateway, tmp_p
         assert (await index(client, photos, 404))["code"] == "not_offered"
 
 
-async def test_index_is_made_anew_with_another_model(open_gateway: OpenGateway, own_engine: PostgresEngine, tmp_path: Path) -> None:
-    """Beside the old vectors; which stay in use while images cannot be read again, and until all have new ones."""
+async def test_dead_disk_delays_no_other_request(
+    searching: httpx.AsyncClient, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_back = Event()
+    monkeypatch.setattr("app.search.files._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(Files, "_allowed", lambda *_: is_back.wait())
+    late = await asyncio.gather(*(index(searching, photos, 503) for _ in range(40)))
+    json(await searching.post("/ingest", content=SCENE + bytes(2**21)), 201)
+    is_back.set()
+    assert {problem["code"] for problem in late} == {"search_unavailable"}
+
+
+async def test_file_that_ends_its_process_is_tried_three_times(
+    open_gateway: OpenGateway, own_engine: PostgresEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage is waited for; a job whose folder is on another machine is left to that."""
+    for name in ("a.bmp", "b.bmp"):
+        (tmp_path / name).write_bytes(SCENE)
+    options = {"directory": str(tmp_path), "recursive": True, "max_images": None, "ingest": [[True] * 4, True, None]}
+    foreign = await own_engine.add_job("", "directory", options, {str(tmp_path): 1})
+    job = await own_engine.add_job("", "directory", options, await Files((), (), 0).identify([str(tmp_path)]))
+    for _ in range(4):
+        await own_engine.claim_job(job.job_id, 0)
+    away = [TritonUnavailable("away") for _ in range(200)]
+    ingest = Search.ingest
+
+    async def ingest_later(*given: Any, **more: Any) -> Any:  # noqa: ANN401 - those of the method
+        if away:
+            raise away.pop()
+        return await ingest(*given, **more)
+
+    for limit, seconds in {"_PAUSE_SECONDS": 0, "_LEASE_SECONDS": 0, "_POLL_SECONDS": 0.01}.items():
+        monkeypatch.setattr(f"app.search.jobs.{limit}", seconds)
+    monkeypatch.setattr(Search, "ingest", ingest_later)
+    async with open_gateway():
+
+        async def is_done() -> bool:
+            return (await own_engine.job("", job.job_id)).state == "done"
+
+        await until(is_done)
+    ended = await own_engine.job("", job.job_id)
+    assert (ended.counts["processed"], ended.counts["errors"], away) == (1, 1, [])
+    assert [tuple(one)[:2] for one in (await own_engine.failures("", job.job_id, Page(9))).items] == [
+        (str(tmp_path / "a.bmp"), "process_ended")
+    ]
+    assert (await own_engine.job("", foreign.job_id)).state == "waiting"
+
+
+async def test_index_is_made_anew_with_another_model(
+    open_gateway: OpenGateway, own_engine: PostgresEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the old vectors, which stay in use until all images have new ones, but for as many as may be lost."""
     (tmp_path / "a.bmp").write_bytes(SCENE)
     async with open_gateway(faces=False) as client:  # whose model is the other one
         await index(client, tmp_path)
-        json(await client.post("/ingest?image_id=lost", content=scene("PNG", "green")), 201)
+        for image_id, colour in (("lost", "green"), ("kept", "blue")):
+            json(await client.post(f"/ingest?image_id={image_id}", content=scene("PNG", colour)), 201)
         assert "embedding:1" in json(await client.post("/search/reindex"), 400)["detail"]
     async with open_gateway(faces=False, task_models="embedding=faces_description") as client:
-        failed = json(await client.post("/v1/search/reindex", json={"family": "image"}))
-        used = await own_engine.models("image")
-        json(await client.post("/ingest?image_id=new", content=scene("PNG", "red")), 201)
-        missing = await own_engine.images_without("image", "", 10)
-        json(await client.post("/ingest?image_id=lost&skip_duplicates=false", content=scene("BMP", "green")), 201)
-        done = json(await client.post("/search/reindex"), 201)
-        switched = await own_engine.models("image")
 
-    assert (failed["state"], failed["processed"], failed["unreadable"]) == ("failed", 1, 1)
-    assert "1 images cannot be read again" in failed["error"]
-    assert (used.active, used.next) == ("embedding:1", "faces_description:1")
-    assert missing == [("", "lost", None)]
-    assert (done["state"], done["unreadable"]) == ("done", 0)
-    assert (switched.active, switched.next) == ("faces_description:1", None)
+        async def reindex(**given: object) -> tuple[Any, ...]:
+            answer = json(await client.post("/v1/search/reindex", json=given), 201 if given.get("allow_missing") == 1 else 200)
+            return answer["state"], answer["processed"], answer["errors_count"], answer["unreadable"], answer["error"]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Describer, "describe_parts", failing)
+            broken = await reindex(allow_missing=100)
+        assert broken[:4] == ("failed", 0, 1, 2)
+        assert "1 images could not be described" in broken[4]
+        gone = await reindex()
+        assert gone[:4] == ("failed", 1, 0, 2)
+        assert "allow_missing=2" in gone[4]
+        assert await own_engine.models("image") == ("embedding:1", "faces_description:1")
+        json(await client.post("/ingest?image_id=new", content=scene("PNG", "red")), 201)
+        json(await client.delete("/search/reindex/image"))
+        assert await own_engine.models("image") == ("embedding:1", None)
+        json(await client.delete("/search/reindex/image"), 404)
+        assert (await reindex())[3] == 3
+        json(await client.delete("/query/image/new"))
+        json(await client.post("/ingest", content=scene("PNG", "blue")))
+        assert await reindex(allow_missing=1) == ("done", 0, 0, 1, None)
+        assert await own_engine.models("image") == ("faces_description:1", None)
+        assert {hit["image_id"] for hit in json(await client.post("/search/image?min_score=0", content=SCENE))["results"]} == {
+            *("a.bmp", "kept")
+        }
+
+
+async def failing(*_: object) -> None:
+    raise InferenceFailed("the model is broken")
+
+
+async def test_broken_next_model_fails_no_image(open_gateway: OpenGateway, own_engine: PostgresEngine) -> None:
+    async with open_gateway() as client:
+        json(await client.post("/ingest", content=SCENE), 201)
+        await own_engine.begin_model("image", "embedding:7", 64)
+        answer = json(await client.post("/ingest", content=OTHER), 201)
+        advice = json(await client.post("/search/reindex"), 400)["detail"]
+        assert advice.endswith("DELETE /search/reindex/image gives up the change to embedding:7")
+        json(await client.delete("/search/reindex/image"))
+        assert json(await client.post("/search/reindex"), 400)["detail"].endswith("there is nothing to do")
+    assert "version 7" in answer["errors"][0]

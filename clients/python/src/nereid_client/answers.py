@@ -206,6 +206,10 @@ class IngestResult(Answer, frozen=True, kw_only=True):
     existing_image_id: str | None = None
     """Of the image with the same content."""
     existing_image_path: str | None = None
+    is_completed: bool = False
+    """Whether the image was there without some of its parts, which it has got now."""
+    updated: list[str] = field(default_factory=list)
+    """What a known image has got another one of: `path`, `metadata`."""
 
 
 class Hit(msgspec.Struct, frozen=True):

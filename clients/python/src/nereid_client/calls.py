@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeGuard, TypeVar
 from urllib.parse import quote
+from uuid import uuid4
 
 import httpx
 import msgspec
@@ -61,6 +62,8 @@ class Call(NamedTuple, Generic[T]):
     read: Callable[[httpx.Response], T]
     """Returns the result in a response; raises Problem or UnexpectedResponse."""
     method: str = "POST"
+    if_gone: T | None = None
+    """The result if a repeated request finds nothing, because an earlier one, whose response was lost, has done it."""
 
 
 def detect(image: Image, parameters: DetectParameters, *, draw: bool) -> Call[DetectResult]:
@@ -155,7 +158,9 @@ def analyze(image: Image, parameters: AnalyzeParameters) -> Call[Analysis]:
 
 
 def ingest(image: Image, metadata: Mapping[str, Any] | None, parameters: IngestParameters) -> Call[IngestResult]:
-    """Make the request that adds an image to the index."""
+    """Make the request that adds an image to the index, once if it is repeated."""
+    if parameters.get("skip_duplicates") is False and "image_id" not in parameters:
+        parameters = {**parameters, "image_id": str(uuid4())}
     options: dict[str, Any] = {"params": _query(parameters), "files": {"image": _part(image, _load(image, parameters)[0])}}
     if metadata is not None:
         options["data"] = {"metadata": json.dumps(metadata)}
@@ -168,7 +173,7 @@ def search_image(image: Image, parameters: SearchParameters) -> Call[SearchResul
 
 
 def search_faces(image: Image, parameters: SearchParameters) -> Call[SearchResult]:
-    """Make the request for faces like the largest one in an image."""
+    """Make the request for faces like the most certain one in an image."""
     return _single("/faces/search", image, parameters, SearchResult)
 
 
@@ -179,7 +184,7 @@ def search_text(text: str, parameters: SearchParameters) -> Call[SearchResult]:
 
 def delete_image(image_id: str) -> Call[DeleteResult]:
     """Make the request that deletes an image from the index."""
-    return Call(f"/query/image/{quote(image_id, safe='')}", {}, partial(_decode, kind=DeleteResult), "DELETE")
+    return Call(f"/query/image/{quote(image_id, safe='')}", {}, partial(_decode, kind=DeleteResult), "DELETE", DeleteResult([], 0))
 
 
 def _single(path: str, image: Image, parameters: Mapping[str, Any], kind: type[A]) -> Call[A]:

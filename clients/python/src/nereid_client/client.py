@@ -26,7 +26,7 @@ from nereid_client.answers import (
     VerifyResult,
 )
 from nereid_client.calls import Call
-from nereid_client.errors import InvalidKey, NereidError, Problem
+from nereid_client.errors import InvalidKey, NereidError, Problem, is_local
 from nereid_client.parameters import (
     AnalyzeParameters,
     ClassifyParameters,
@@ -136,11 +136,11 @@ class Client:
         return self._send(calls.search_text(text, parameters))
 
     def search_faces(self, image: Image, **parameters: Unpack[SearchParameters]) -> SearchResult:
-        """Find the faces in the index that are like the largest one in this image."""
+        """Find the faces in the index that are like the most certain one in this image."""
         return self._send(calls.search_faces(image, parameters))
 
     def delete_image(self, image_id: str) -> DeleteResult:
-        """Delete an image from the index, with its objects, faces and text."""
+        """Delete an image from the index, with its objects, faces and text; nothing is counted if only a lost response told."""
         return self._send(calls.delete_image(image_id))
 
     def predict(self, name: str, image: Image, **parameters: Unpack[DetectParameters]) -> PredictResult:
@@ -176,6 +176,8 @@ class Client:
             try:
                 return call.read(self._http.request(call.method, call.path, **call.options))
             except (httpx.RequestError, Problem) as error:
+                if call.if_gone is not None and attempts.may_have_deleted(error):
+                    return call.if_gone
                 time.sleep(attempts.pause_after(error))
 
 
@@ -253,11 +255,11 @@ class AsyncClient:
         return await self._send(calls.search_text(text, parameters))
 
     async def search_faces(self, image: Image, **parameters: Unpack[SearchParameters]) -> SearchResult:
-        """Find the faces in the index that are like the largest one in this image."""
+        """Find the faces in the index that are like the most certain one in this image."""
         return await self._send(await asyncio.to_thread(calls.search_faces, image, parameters))
 
     async def delete_image(self, image_id: str) -> DeleteResult:
-        """Delete an image from the index, with its objects, faces and text."""
+        """Delete an image from the index, with its objects, faces and text; nothing is counted if only a lost response told."""
         return await self._send(calls.delete_image(image_id))
 
     async def predict(self, name: str, image: Image, **parameters: Unpack[DetectParameters]) -> PredictResult:
@@ -306,6 +308,8 @@ class AsyncClient:
             try:
                 return call.read(await self._http.request(call.method, call.path, **call.options))
             except (httpx.RequestError, Problem) as error:
+                if call.if_gone is not None and attempts.may_have_deleted(error):
+                    return call.if_gone
                 await asyncio.sleep(attempts.pause_after(error))
 
 
@@ -313,4 +317,4 @@ def _configured(url: str, key: str | None, options: dict[str, Any]) -> dict[str,
     if key and not re.fullmatch("[!-~]+", key):  # httpx's error would quote it
         raise InvalidKey("the API key has characters that no key has; does it end with a space or a line break?")
     headers = {"Accept": "application/json", **({"Authorization": f"Bearer {key}"} if key else {}), **options.get("headers", {})}
-    return {"base_url": url, "timeout": TIMEOUT, **options, "headers": headers}
+    return {"base_url": url, "timeout": TIMEOUT, "trust_env": not is_local(httpx.URL(url)), **options, "headers": headers}

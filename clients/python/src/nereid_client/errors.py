@@ -57,6 +57,11 @@ class ProblemDocument(msgspec.Struct, frozen=True):
     status: int = 0
 
 
+def is_local(url: httpx.URL) -> bool:
+    """Return whether a URL is of this machine, to which no proxy of the environment leads."""
+    return url.host in {"localhost", "::1"} or url.host.startswith("127.")
+
+
 def address(url: httpx.URL) -> str:
     """Return the address of a server for messages, without a password."""
     return str(url.copy_with(userinfo=b"", path="/", query=None))

@@ -2,11 +2,12 @@
 
 import random
 from time import monotonic
+from urllib.request import getproxies
 
 import httpx
 import msgspec
 
-from nereid_client.errors import Problem, Unreachable, address
+from nereid_client.errors import Problem, Unreachable, address, is_local
 
 _FIRST_BACKOFF_SECONDS = 0.2
 _MAX_BACKOFF_SECONDS = 10.0
@@ -30,6 +31,11 @@ class Attempts:
         self._left = retries.attempts
         self._until = monotonic() + retries.total_seconds
         self._backoff = _FIRST_BACKOFF_SECONDS
+        self._is_unknown = False
+
+    def may_have_deleted(self, error: httpx.RequestError | Problem) -> bool:
+        """Return whether a request does not find what an earlier attempt without a response may have deleted."""
+        return self._is_unknown and isinstance(error, Problem) and error.status == httpx.codes.NOT_FOUND
 
     def pause_after(self, error: httpx.RequestError | Problem) -> float:
         """Return the seconds to wait before the next attempt: what `Retry-After` says, and a random time that grows.
@@ -39,6 +45,7 @@ class Attempts:
             Unreachable: Instead of an error of httpx.
         """
         self._left -= 1
+        self._is_unknown |= isinstance(error, httpx.RequestError)
         pause = random.uniform(0, self._backoff)  # noqa: S311 - so that clients do not come back together
         self._backoff = min(2 * self._backoff, _MAX_BACKOFF_SECONDS)
         if isinstance(error, Problem):
@@ -48,4 +55,6 @@ class Attempts:
             return pause
         if isinstance(error, Problem):
             raise error
-        raise Unreachable(f"{address(error.request.url)} does not respond: {str(error) or type(error).__name__}") from error
+        url, why = error.request.url, str(error) or type(error).__name__
+        proxy = "" if is_local(url) or url.scheme not in getproxies() else "; the environment names a proxy for it"
+        raise Unreachable(f"{address(url)} does not respond: {why}{proxy}") from error

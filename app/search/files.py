@@ -1,0 +1,138 @@
+"""Files in the folders that may be indexed, in threads of their own: a disk that does not answer holds up nothing else."""
+
+import asyncio
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from fnmatch import translate
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple, TypeVar
+
+from app.errors import InvalidParameter, NotOffered, SearchUnavailable
+from app.expected import is_plain
+
+SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".avif", ".heic", ".heif", ".tif", ".tiff"))
+_MAX_FILES = 1_000_000
+_THREADS, _PATIENCE_SECONDS = 32, 5.0
+"""Threads in which files are read, of which some may hang; how long one file is waited for."""
+T = TypeVar("T")
+
+
+class Listing(NamedTuple):
+    """What is in a folder, and in those below it."""
+
+    paths: Sequence[str]
+    """Of images, sorted."""
+    others: Counter[str]
+    """Suffixes of other files."""
+    excluded: int
+    """Images and folders that were left out because of their names."""
+
+
+class Files:
+    """The folders that may be indexed; `excluded` are patterns of names of files, or of folders, if they end with a slash."""
+
+    def __init__(self, folders: Sequence[Path], excluded: Sequence[str], max_bytes: int) -> None:
+        self.folders, self._max_bytes = folders, max_bytes
+        named = [each.removesuffix("/") for each in excluded]
+        self._of_folders, self._of_files = map(_pattern, (named, [each for each in excluded if not each.endswith("/")]))
+        self._places = asyncio.Semaphore(_THREADS)
+
+    async def allowed(self, directory: str) -> Path:
+        """Return a folder in `folders`, or below one of them, without symbolic links; else raise an error."""
+        return await self._in_thread(partial(self._allowed, directory))
+
+    async def identify(self, folders: Sequence[str]) -> dict[str, int]:
+        """Return the number by which the file system knows each of these folders or files, 0 for one that is not here."""
+        return await self._in_thread(partial(_identify, folders))
+
+    async def is_gone(self, path: str | None) -> bool:
+        """Return whether there is no file any more at a path in the folders."""
+        if path is None or not any(map(Path(path).is_relative_to, self.folders)):
+            return False
+        return not (await self.identify([path]))[path]
+
+    async def list(self, directory: Path, *, recursive: bool) -> Listing:
+        """List the images below a folder. Links to folders are not followed. It may take for ever."""
+        return await self._in_thread(partial(self._list, directory, recursive=recursive), may_hang=True)
+
+    async def read(self, path: str) -> bytes | None:
+        """Return the content of a file in the folders; None if there is none, or it is empty or too large.
+
+        Raises OSError for a file that may be there, but cannot be read.
+        """
+        return await self._in_thread(partial(self._read, path))
+
+    async def _in_thread(self, work: Callable[[], T], *, may_hang: bool = False) -> T:
+        loop, done = asyncio.get_running_loop(), Future[T]()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except Exception as error:  # noqa: BLE001 - it is raised there
+                done.set_exception(error)
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._places.release)
+
+        try:
+            async with asyncio.timeout(None if may_hang else _PATIENCE_SECONDS):
+                await self._places.acquire()
+                Thread(target=run, name="files", daemon=True).start()
+                return await asyncio.shield(asyncio.wrap_future(done))
+        except TimeoutError:
+            raise SearchUnavailable("The disk of a folder of NEREID_SEARCH_FOLDERS does not answer") from None
+
+    def _allowed(self, directory: str) -> Path:
+        if not self.folders:
+            raise NotOffered("no folder may be indexed; NEREID_SEARCH_FOLDERS names those that may")
+        with suppress(OSError, ValueError, RuntimeError):  # a zero byte; a loop of links
+            path = Path(directory).resolve(strict=True)
+            if path.is_dir() and any(path.is_relative_to(folder) for folder in self.folders):
+                return path
+        raise InvalidParameter("directory: expected a folder in NEREID_SEARCH_FOLDERS, or below one of these")
+
+    def _list(self, directory: Path, *, recursive: bool) -> Listing:
+        paths, others, excluded = list[str](), Counter[str](), 0
+        for folder, folders, names in os.walk(directory):
+            kept = [name for name in folders if not self._of_folders(name)]
+            excluded += len(folders) - len(kept)
+            folders[:] = kept if recursive else []
+            for name in names:
+                suffix = Path(name).suffix.lower()
+                if suffix not in SUFFIXES or not is_plain(path := os.path.join(folder, name)):  # noqa: PTH118 - of a million paths
+                    others[suffix[:16] if suffix.isprintable() else ""] += 1
+                elif self._of_files(name):
+                    excluded += 1
+                else:
+                    paths.append(path)
+            if len(paths) > _MAX_FILES:
+                raise InvalidParameter(f"the folder has more than {_MAX_FILES} images; index those in it one by one")
+        return Listing(sorted(paths), others, excluded)
+
+    def _read(self, path: str) -> bytes | None:
+        with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            if stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - opening a device may do something
+                with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 - as above
+                    opened = Path(os.readlink(f"/proc/self/fd/{file.fileno()}"))  # noqa: PTH115 - whatever a link has led to
+                    if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and any(map(opened.is_relative_to, self.folders)):
+                        content = file.read(self._max_bytes + 1)
+                        return content if 0 < len(content) <= self._max_bytes else None
+        return None
+
+
+def _pattern(names: Sequence[str]) -> Callable[[str], object]:
+    return re.compile("|".join(map(translate, names)) or r"(?!)").match
+
+
+def _identify(folders: Sequence[str]) -> dict[str, int]:
+    known = dict.fromkeys(folders, 0)
+    for folder in folders:
+        with suppress(OSError):
+            known[folder] = os.stat(folder).st_ino  # noqa: PTH116 - a text
+    return known
