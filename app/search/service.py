@@ -84,8 +84,9 @@ class Search(Describer):
             memory.add(0 if call.is_batch else len(image))
             if known is not None:
                 for family, model in known.lacks.items():
-                    with suppress(GatewayError):  # a new model that fails delays nobody
-                        await self.make_up(tenant, known.duplicate.image_id, family, model, image, call)
+                    with suppress(GatewayError, TimeoutError):  # of a new model that fails or hangs
+                        async with asyncio.timeout(max(0, call.deadline.remaining / 2)):
+                            await self.make_up(tenant, known.duplicate.image_id, family, model, image, call)
             is_whole = known is not None and not any(parts)
             described = Described(None, {}) if is_whole else await self.describe(new, image, call, parts)
             found = await self._keep(tenant, new, known, described, options, call, has_id=image_id is not None)

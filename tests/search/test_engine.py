@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -108,15 +107,7 @@ async def test_nearest_come_first_and_filters_leave_some_out(engine: PostgresEng
     assert await engine.nearest("", "global", vector(3), PAGE, min_score=0.9) == hits[:1]
     (car,) = await engine.nearest("", "vehicles", vector(103), Page(1), where=Filter(classes=["car"]))
     assert (car.image_id, car.class_name, car.box) == ("image 3", "car", [0, 0, 0.5, 1])
-    now = datetime.now(UTC)
-    for where, count in (
-        (Filter(metadata={"camera": 1}), 3),
-        (Filter(metadata={"tags": {"night": False}}), 0),
-        (Filter(after=now - timedelta(hours=1), before=now + timedelta(hours=1)), 6),
-        (Filter(before=now - timedelta(hours=1)), 0),
-        (Filter(classes=["dog"]), 0),
-    ):
-        assert len(await engine.nearest("", "vehicles", vector(3), PAGE, where=where)) == count, where
+    assert await engine.nearest("", "vehicles", vector(3), PAGE, where=Filter(classes=["dog"])) == []
     with pytest.raises(SearchUnavailable):  # whoever described it before the model was changed repeats that
         await engine.nearest("", "global", vector(3, "other:1"), PAGE)
 
