@@ -44,7 +44,7 @@ def _check_cores(settings: Settings, available: float) -> Iterator[Finding]:
     text = f"{count(workers * threads, 'decoding thread')} for {count(available, 'core')}"
     if workers * threads > _THREADS_PER_CORE * math.ceil(available):
         yield warning("decode_threads", f"{text}: they only take memory", f"{PREFIX}DECODE_THREADS=2")
-    elif workers * threads < math.floor(available):
+    elif workers * threads < min(math.floor(available), memory.workers_that_fit()):
         yield warning("decode_threads", f"{text}: not all cores can decode", f"{PREFIX}DECODE_THREADS=2")
     else:
         yield ok("decode_threads", text)
@@ -103,12 +103,16 @@ def _check_memory(settings: Settings, available: int, arena: int) -> Iterator[Fi
     if (fraction := memory.fraction_that_fits(largest, workers)) < 1:
         shrunk = settings.shrunk(fraction)
         sizes = f"{shrunk.max_megapixels:g} megapixels, and bodies {shrunk.max_file_size_mb:g} MiB"
-        text = f"{available / _MIB:.0f} MiB are too little for the largest images: they may have {sizes}"
-        yield warning("memory", text, f"{math.ceil(need / _MIB / 256) * 256} MiB of memory, or smaller limits of your own")
+        text = f"{available / _MIB:.0f} MiB are too little for the largest images, even without Triton: they may have {sizes}"
+        yield warning(
+            "memory",
+            text,
+            f"{math.ceil(need / _MIB / 256) * 256} MiB for {count(workers, 'worker')}, or smaller limits of your own",
+        )
     elif need > available:
         fix = (
             f"{PREFIX}MAX_MEGAPIXELS=12, {PREFIX}MAX_FILE_SIZE_MB=10 and {PREFIX}MAX_BATCH_SIZE_MB=20, fewer {PREFIX}WORKERS, "
-            f"or {math.ceil(need / _MIB / 256) * 256} MiB of memory"
+            f"or {math.ceil(need / _MIB / 256) * 256} MiB of memory for {count(workers, 'worker')}"
         )
         yield warning("memory", f"{text}: the kernel may kill workers", fix)
     elif 0 < settings.memory_mb * _MIB < largest:

@@ -67,15 +67,14 @@ def is_simple_hevc(data: bytes) -> bool:
     # Source: ISO/IEC 14496-15, 8.3.2 (`hvcC`).
     formats = [(data[at + 16] & 3, data[at + 17] & 7) for at in _properties(data, b"hvcC", 23)]
     has_alpha = any(data.startswith(_HEVC_ALPHA, at + _FULL_BOX_BYTES) for at in _properties(data, b"auxC", _FULL_BOX_BYTES + 1))
-    return bool(formats) and max(formats) <= (_HEVC_420, 0) and not has_alpha
+    return bool(formats) and all(colours <= _HEVC_420 and not depth for colours, depth in formats) and not has_alpha
 
 
 def read_profile(data: bytes) -> bytes:
-    """Return the colour profile of the primary image (ISO/IEC 14496-12, 12.1.5); empty if it has none."""
+    """Return the colour profile of the primary image (ISO/IEC 14496-12, 12.1.5) and what follows it; empty if it has none."""
     for start in _properties(data, b"colr", _HEADER.size, of_primary=True):
         if data[start : start + 4] in {b"prof", b"rICC"}:
-            size = int.from_bytes(data[start + 4 : start + 8])  # a profile begins with its own size (ICC.1, 7.2.2)
-            return data[start + 4 : start + 4 + size]
+            return data[start + 4 : start + 4 + int.from_bytes(data[start + 4 : start + 8])]
     return b""
 
 

@@ -129,14 +129,14 @@ def _iterate(data: bytes, plain: Container[int] = _PLAIN) -> Iterator[tuple[int,
 
 
 def read_profile(data: bytes) -> bytes:
-    """Return the colour profile (ICC.1, B.4) before the pixels; empty if there is none."""
-    at, profile = 2, b""
+    """Return the colour profile (ICC.1, B.4) before the pixels, of the segments that are there; empty if there are none."""
+    at, parts = 2, dict[int, bytes]()
     while data[at : at + 1] == b"\xff" and (marker := data[at + 1 : at + 2]) not in {b"\xda", b""}:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
         if marker == b"\xe2" and data.startswith(PROFILE, at + 4):
-            profile += data[at + 18 : end]  # behind marker, length, identifier, number and count
+            parts.setdefault(data[at + 16], data[at + 18 : end])  # behind its number is their count
         at = end
-    return profile
+    return b"".join(parts[number] for number in sorted(parts))
 
 
 def read_frame_size(data: bytes) -> tuple[int, int]:

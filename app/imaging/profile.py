@@ -3,16 +3,14 @@
 import struct
 import zlib
 from contextlib import suppress
-from io import BytesIO
 
-from PIL import Image
-
-from app.imaging import heif, jpeg
-from app.imaging.header import ImageHeader
+from app.imaging import heif, jpeg, tiff
+from app.imaging.header import ImageHeader, png_chunks
 
 _COLOURS = slice(16, 20)
 """Where a profile says which colours it describes, such as CMYK."""
-_SEGMENT_BYTES, _MAX_SEGMENTS = 65519, 255
+_MAX_BYTES = 4 << 20
+_SEGMENT_BYTES = 65519
 # Where other segments and chunks may begin in encoded pictures: after the JFIF segment, and after IHDR.
 _JPEG_START, _PNG_START = 20, 33
 
@@ -20,30 +18,31 @@ _JPEG_START, _PNG_START = 20, 33
 def read_rgb_profile(header: ImageHeader) -> bytes:
     """Return the profile of an image; empty if it has none, if that is broken, or not one of RGB, as decoded pixels are."""
     profile = b""
-    with suppress(Exception):  # Pillow's plugins raise anything; the pixels have been decoded without what is broken
+    with suppress(Exception):  # what is broken raises struct.error, zlib.error ...; the pixels have been decoded without it
         profile = _read(header)
-    return profile if profile[_COLOURS] == b"RGB " else b""
+    size = int.from_bytes(profile[:4])  # it begins with its size
+    return profile[:size] if _COLOURS.stop < size <= min(len(profile), _MAX_BYTES) and profile[_COLOURS] == b"RGB " else b""
 
 
 def _read(header: ImageHeader) -> bytes:
+    # Not by Pillow, but for a WebP that it has opened already: it reads all blocks of a PNG or TIFF, however many there are.
     data = header.data
-    if data.startswith(b"\xff\xd8"):
-        return jpeg.read_profile(data)
+    if header.file is not None and header.file.format == "WEBP":
+        return bytes(header.file.info.get("icc_profile") or b"")
+    if header.tiff is not None:
+        return tiff.read_profile(data)
     if data[4:8] == b"ftyp":
         return heif.read_profile(data)
-    file = header.file
-    if (
-        file is None or file.format != "WEBP"
-    ):  # a WebP opened again would take its memory twice; a PNG was opened without its profile
-        file = Image.open(BytesIO(data), formats=("PNG", "TIFF"))
-    return bytes(file.info.get("icc_profile") or b"")
+    if data.startswith(b"\xff\xd8"):
+        return jpeg.read_profile(data)
+    start, end = next(((start, end) for kind, start, end in png_chunks(data) if kind == b"iCCP"), (0, 0))
+    _, _, compressed = data[start:end].partition(b"\0")  # behind its name, and the method of compression
+    return zlib.decompressobj().decompress(compressed[1:], _MAX_BYTES)
 
 
 def add_to_jpeg(picture: bytes, profile: bytes) -> bytes:
-    """Return a JPEG that simplejpeg has encoded, with a profile unless that is too long."""
+    """Return a JPEG that simplejpeg has encoded, with a profile."""
     parts = [profile[at : at + _SEGMENT_BYTES] for at in range(0, len(profile), _SEGMENT_BYTES)]
-    if not 0 < len(parts) <= _MAX_SEGMENTS:
-        return picture
     segments = [
         struct.pack(">HH12sBB", 0xFFE2, len(part) + 16, jpeg.PROFILE, number, len(parts)) + part
         for number, part in enumerate(parts, 1)

@@ -37,6 +37,7 @@ _TILE_STEP = 16
 _SUBFILE, _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 254, 256, 257, 258, 259, 262, 266
 _STRIP_OFFSETS, _SAMPLES, _ROWS, _STRIP_SIZES, _PLANES, _PREDICTOR, _PALETTE = 273, 277, 278, 279, 284, 317, 320
 _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_SIZES, _EXTRA, _SAMPLE_FORMAT = 322, 323, 324, 325, 338, 339
+_PROFILE = 34675
 _INLINE_BYTES = 4
 _BYTES, _SHORT, _LONG = (1, "B"), (3, "H"), (4, "L")
 _TYPES = dict((_BYTES, _SHORT, _LONG))
@@ -222,6 +223,18 @@ def _check_pixels(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...
 
 def _one(found: dict[int, tuple[int, ...]], tag: int, default: int) -> int:
     return found.get(tag, (default,))[0]
+
+
+def read_profile(data: bytes) -> bytes:
+    """Return the colour profile (ICC.1, B.3); empty if there is none. Raises struct.error if the file is truncated."""
+    order = _order(data)
+    (at,) = struct.unpack_from(order + "L", data, 4)
+    (entries,) = struct.unpack_from(order + "H", data, at)
+    for entry in range(at + 2, at + 2 + 12 * min(entries, _MAX_ENTRIES), 12):
+        tag, _, nbytes, place = struct.unpack_from(order + "HHLL", data, entry)
+        if tag == _PROFILE:
+            return data[place : place + nbytes]
+    return b""
 
 
 def _read_directory(data: bytes, order: str, wanted: dict[int, int]) -> dict[int, tuple[int, ...]]:

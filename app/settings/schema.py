@@ -42,7 +42,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     `socket`, or on host and port."""
     trusted_proxies: str = ""
     """Addresses and networks of proxies, separated by commas, that name the client's address: in `X-Real-IP`, or as the last
-    address in `X-Forwarded-For` or `Forwarded` that is not one of them. On a unix socket, any is trusted. Empty: none."""
+    address in `X-Forwarded-For` or `Forwarded` that is not one of them. They must remove those of the three that they do not
+    write. On a unix socket, any is trusted. Empty: none."""
     api_keys_file: str = ""
     """TOML file of the API keys, read again when it changes. Empty: no key is needed."""
     workers: Annotated[int, Meta(ge=0, le=256)] = 0
@@ -132,7 +133,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     subdomains, or `*` for any host; with `:port` if it is not 443. Only public IP addresses are allowed. Empty: none."""
     max_megapixels: Annotated[float, Meta(gt=0, le=178)] = 52.0
     """Maximum size of an image in millions of pixels, checked in its header. This, and the sizes of files, are lower where
-    the memory is too little for the largest image."""
+    the memory is too little for the largest image, without what Triton takes."""
     max_megapixels_non_jpeg: Annotated[float, Meta(gt=0, le=178)] = 25.0
     """The same for images that cannot be decoded at a reduced size (all formats except JPEG), if it is lower; twice as many for the
     HEICs of phones (8 bits, 4:2:0), and half as many for AVIF, because a pixel takes less or more memory."""

@@ -13,12 +13,15 @@ from typing import Any, BinaryIO, TextIO, cast
 import msgspec
 import structlog
 
+from app.telemetry.streams import finish_at_end
+
 _PIPE_BYTES = 4096
 """A pipe keeps the bytes of a write together up to this size (PIPE_BUF)."""
 
 
 def configure(level: str) -> None:
     """Configure structlog for this process: text for people on a terminal, JSON lines elsewhere."""
+    finish_at_end()
     to_console = sys.stdout.isatty()
     renderers: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
@@ -66,11 +69,11 @@ class _Lossy:
         self._stream = stream
 
     def write(self, line: Any) -> None:  # noqa: ANN401 - text or bytes, depending on the stream
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal's handler logs while a line is written
             self._stream.write(line)
 
     def flush(self) -> None:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RuntimeError):
             self._stream.flush()
 
 
@@ -128,6 +131,6 @@ def write_whole_lines() -> None:
 
 def say(message: str) -> None:
     """Print a message for the user; one that cannot be written is lost, because what follows matters more."""
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # RuntimeError: a signal's handler says it while another message is written
         sys.stderr.write(f"nereid: {message}\n")
         sys.stderr.flush()

@@ -109,7 +109,7 @@ def _exporter() -> OTLPSpanExporter | None:
     """Make the exporter that OpenTelemetry's variables name, if any; raise ValueError for one that is not OTLP over HTTP."""
     name = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     variable = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-    if variable not in os.environ:
+    if not os.environ.get(variable):
         variable = "OTEL_EXPORTER_OTLP_PROTOCOL"
     protocol = os.environ.get(variable) or _PROTOCOL
     if name not in {"otlp", "none"}:

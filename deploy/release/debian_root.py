@@ -67,6 +67,15 @@ def make(suite: str, cache: Path, folder: Path) -> DebianRoot:
             command = ["debootstrap", "--variant=minbase", suite, str(unfinished)]
             if subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode:
                 sys.exit(f"debootstrap failed; its output is in {log}")
+        # With the updates since this release, because a library of it may become part of a wheel.
+        sources = unfinished / "etc" / "apt" / "sources.list"
+        mirror = sources.read_text(encoding="ascii").split()[1]
+        lines = (
+            (mirror, suite),
+            (mirror, f"{suite}-updates"),
+            (f"{mirror.rpartition('/debian')[0]}/debian-security", f"{suite}-security"),
+        )
+        sources.write_text("".join(f"deb {url} {name} main\n" for url, name in lines), encoding="ascii")
         unfinished.rename(original)
     subprocess.run(["cp", "--archive", "--reflink=auto", original, folder], check=True)
     return DebianRoot(folder)

@@ -27,12 +27,17 @@ async def test_gateway_without_keys_describes_neither_them_nor_what_only_they_al
     assert {"/routes/{name}", "/models/{model}/load"} <= with_keys.keys() - without["paths"].keys()
 
 
-async def test_documentation_works_below_the_prefix_of_a_proxy(reader: httpx.AsyncClient) -> None:
-    for given, prefix in (("/vision/v2/", "/vision/v2"), ("", ""), ('/"><script>', ""), ("//evil.example", ""), ("vision", "")):
-        headers = {"X-Forwarded-Prefix": given}
-        page, document = [await reader.get(path, headers=headers) for path in ("/docs", "/docs/openapi.json")]
-        assert re.findall(r'(?:src|href)="([^"]*)docs-assets', page.text) == [f"{prefix}/"] * 3
-        assert json(document)["servers"] == [{"url": prefix or "/"}]
+async def test_documentation_works_below_the_prefix_of_a_trusted_proxy(reader: httpx.AsyncClient) -> None:
+    async with started(create_app(settings_for("127.0.0.1:1", trusted_proxies="127.0.0.1"))) as behind:
+        for client, sent, prefix in (
+            (behind, "/vision/v2/", "/vision/v2"),
+            *((behind, sent, "") for sent in ("", '/"><script>', "//evil.example", "vision")),
+            (reader, "/vision", ""),
+        ):
+            headers = {"X-Forwarded-Prefix": sent}
+            page, document = [await client.get(path, headers=headers) for path in ("/docs", "/docs/openapi.json")]
+            assert re.findall(r'(?:src|href)="([^"]*)docs-assets', page.text) == [f"{prefix}/"] * 3
+            assert json(document)["servers"] == [{"url": prefix or "/"}]
 
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"

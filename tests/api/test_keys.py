@@ -164,6 +164,8 @@ def test_client_is_the_last_address_that_proxies_name_and_that_is_none() -> None
         ([(b"x-forwarded-for", b"nonsense, 10.0.0.9")], "10.0.0.9"),
         ([(b"x-forwarded-for", b"192.0.2.7, unknown")], "10.1.2.3"),
         ([(b"forwarded", element)], "2001:db9::7"),
+        ([(b"forwarded", b'for=192.0.2.7;host="x,for=192.0.2.66"')], "192.0.2.7"),
+        ([(b"forwarded", b'for="192.0.2.66, for="[2001:db9::7]"')], "10.1.2.3"),  # its client has sent an open quote
         ([(b"forwarded", element), one, (b"x-real-ip", b"192.0.2.8")], "192.0.2.8"),
     ):
         for peer, expected in ((("10.1.2.3", 1), address), (("192.0.2.1", 1), "192.0.2.1")):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import zlib
 from io import BytesIO
 from typing import Any, get_args
 
@@ -17,7 +18,8 @@ from app.imaging.header import read_header
 from app.imaging.label import fit, readable_name, render
 from app.imaging.picture import PictureType, draw_picture
 from app.imaging.thumbnail import to_thumbnail
-from tests.imaging.samples import AVIF, FORMATS, HEIC, MEGA, PIXELS, encode, limits, made_profile, with_property
+from tests.imaging.samples import AVIF, FORMATS, HEIC, MEGA, PIXELS, encode, limits, made_profile, png_chunk, with_property
+from tests.support import peak_below
 
 GREY = 127
 SQUARE = (100, 100, 200, 200)
@@ -172,6 +174,15 @@ def test_colour_profile_stays_if_it_can_be_applied(image_format: str, mode: str)
         picture = draw_picture(read_header(data, limits(MEGA)), NOTHING, picture_type)
         done = subprocess.run([sys.executable, "-c", read], input=picture, capture_output=True, check=True)
         assert done.stdout == (profile if mode == "RGB" else b"")
+
+
+def test_hostile_profile_takes_little_memory_and_is_dropped() -> None:
+    data, bomb = encode(Image.fromarray(PIXELS), "PNG"), png_chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(100_000_000)))
+    with peak_below(10_000_000):
+        picture = draw_picture(read_header(data[:33] + bomb + data[33:], limits(MEGA)), NOTHING, "image/png")
+    assert b"iCCP" not in picture
+    short = encode(Image.fromarray(PIXELS), "JPEG", icc_profile=made_profile("RGB")[:-1])
+    assert b"ICC_PROFILE" not in draw_picture(read_header(short, limits(MEGA)), NOTHING, "image/jpeg")
 
 
 @pytest.mark.parametrize(

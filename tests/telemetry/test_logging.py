@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -137,6 +138,27 @@ def test_no_line_waits_for_its_reader_and_lost_ones_are_counted(kind: str) -> No
             assert received + int(lost[1] or lost[2]) == 5000
             assert received > 1000
         process.communicate()
+
+
+def test_process_that_ends_waits_for_its_reader_and_a_fork_repeats_nothing() -> None:
+    script = """
+import os, sys
+import structlog
+from app.telemetry import logging, streams
+streams._LAST_SECONDS = 60
+streams.never_wait()
+logging.configure("info")
+for number in range(400):
+    structlog.get_logger().info("request", number=number, text="x" * 400)
+if os.fork() == 0:
+    logging.configure("info")
+structlog.get_logger().info("request", number=400 + os.getpid())
+"""
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        time.sleep(0.5)  # until the pipe is full
+        numbers = [json.loads(line)["number"] for line in process.stdout or ()]
+
+    assert (len(numbers), len({*numbers})) == (402, 402)
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

@@ -9,8 +9,8 @@ from litestar.types import HTTPScope
 Proxies = tuple[IPv4Network | IPv6Network, ...]
 Address = IPv4Address | IPv6Address
 
-# Each element of `Forwarded` has pairs, of which `for` is an address, in quotes if it has colons. Source: RFC 7239, 4 and 6.
-_FORWARDED_FOR = re.compile(r'(?:^|[;,])\s*for=("[^"]*"|[^;,]*)', re.IGNORECASE)
+# The pairs of all elements of `Forwarded`; values with separators in them are quoted. Source: RFC 7239, 4 and 6.
+_PAIR = re.compile(r'(?:^|\s*[;,])\s*([\w-]+)=("(?:\\.|[^"\\])*"|[^;,"]*)')
 _WITH_PORT = re.compile(r"\[(.*)\](?::\d+)?|([\d.]+):\d+")
 _MAX_HOPS = 32
 
@@ -18,11 +18,12 @@ _MAX_HOPS = 32
 def client_address(scope: HTTPScope, headers: Mapping[bytes, bytes], proxies: Proxies) -> str:
     """Return the client's address as trusted proxies, or one on a unix socket, tell it, else the peer address.
 
-    `X-Real-IP` wins: a proxy must replace any that its client sent. Otherwise it is the last address in `X-Forwarded-For`, or in
-    `Forwarded`, that is no trusted proxy: each proxy appends the one that it was called from.
+    `X-Real-IP` wins. Otherwise it is the last address in `X-Forwarded-For`, or in
+    `Forwarded`, that is no trusted proxy: each proxy appends the one that it was called from. A proxy must
+    remove those of the three headers that it does not write, because its client may have sent them.
     """
-    peer = (scope.get("client") or ("", 0))[0]
-    if not (peer == "" or (proxies and _is_in(ip_address(peer), proxies))):
+    peer = _peer(scope)
+    if not is_trusted(scope, proxies):
         return peer
     if (named := headers.get(b"x-real-ip")) is not None:
         return str(_parse(named.decode("latin-1")) or peer)
@@ -36,11 +37,31 @@ def client_address(scope: HTTPScope, headers: Mapping[bytes, bytes], proxies: Pr
     return str(address or peer)
 
 
+def is_trusted(scope: HTTPScope, proxies: Proxies) -> bool:
+    """Return whether a request comes from a trusted proxy, or by a unix socket."""
+    peer = _peer(scope)
+    return peer == "" or (proxies != () and _is_in(ip_address(peer), proxies))
+
+
+def _peer(scope: HTTPScope) -> str:
+    return str((scope.get("client") or ("", 0))[0])
+
+
 def _hops(scope: HTTPScope, headers: Mapping[bytes, bytes]) -> Iterator[str]:
     """Yield the addresses that proxies have appended, the last one first."""
     name = next((name for name in (b"x-forwarded-for", b"forwarded") if name in headers), None)
     for value in (value.decode("latin-1") for key, value in reversed(list(scope["headers"])) if key == name):
-        yield from reversed(value.split(",") if name == b"x-forwarded-for" else _FORWARDED_FOR.findall(value))
+        yield from reversed(value.split(",") if name == b"x-forwarded-for" else _forwarded_for(value.strip()))
+
+
+def _forwarded_for(value: str) -> list[str]:
+    at, hops = 0, []
+    while at < len(value):
+        if (match := _PAIR.match(value, at)) is None:
+            return [""]  # which is no address
+        hops += [match[2]] if match[1].lower() == "for" else []
+        at = match.end()
+    return hops
 
 
 def _parse(text: str) -> Address | None:

@@ -15,7 +15,9 @@ from litestar.types import ASGIApp
 
 from app import __version__
 from app.api.answering.responses import FileResponse
+from app.api.caller.client_address import is_trusted
 from app.api.context import AnyRequest
+from app.api.dependencies import worker_of
 from app.api.routes import DOCS, SEARCH_DOCS
 
 # Swagger UI's files, with their names in the package offapi.
@@ -60,9 +62,10 @@ class _Document(JsonRenderPlugin):
 
 
 def _prefix(request: AnyRequest) -> str:
-    """Return the path at which a proxy, which removes it, offers the gateway. Whoever sends it gets only their own page with it."""
+    """Return the path at which a trusted proxy, which removes it, offers the gateway."""
     prefix = request.headers.get("x-forwarded-prefix", "").rstrip("/")
-    return prefix if _PREFIX.fullmatch(prefix) else ""
+    is_meant = _PREFIX.fullmatch(prefix) and is_trusted(request.scope, worker_of(request).deployment.trusted_proxies)
+    return prefix if is_meant else ""
 
 
 def config(components: Components) -> OpenAPIConfig:
