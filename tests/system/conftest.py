@@ -43,7 +43,6 @@ async def gateway(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[ht
 
 @pytest.fixture
 async def own_client(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
-    """A client that talks to that Triton directly."""
     assert own_triton.poll() is None
     client = TritonClient(own.triton_address)
     yield client
