@@ -108,7 +108,6 @@ def solid(red: int, green: int, blue: int) -> bytes:
 
 @asynccontextmanager
 async def faulty(repository: Path, how: str) -> AsyncIterator[None]:
-    """Let the model `faulty` be so during a block: `hang`, `slow`, `fail` or `wrong`."""
     file = repository / "faulty" / "1" / how
     file.touch()
     try:

@@ -36,8 +36,6 @@ OPTIONS = DetectOptions("door", 0.25, None, 100)
 
 
 class TwoModels(FakeTriton):
-    """Has `tiny`, and `big`, which answers once it may."""
-
     def __init__(self) -> None:
         super().__init__()
         self.boxes = {"tiny": FIRST, "big": SECOND}
@@ -51,8 +49,6 @@ class TwoModels(FakeTriton):
 
 
 class Door:
-    """A route to `tiny` whose shadow is `big`."""
-
     def __init__(self, world: World, triton: TwoModels, table: WorkerTable) -> None:
         self.world, self.triton = world, triton
         self.metrics = Metrics(table, "0")
@@ -70,7 +66,6 @@ class Door:
 
     @property
     def asked(self) -> int:
-        """How often `big` was."""
         return sum(request.model_name == "big" for request in self.triton.requests)
 
     @property
