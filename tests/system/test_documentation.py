@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -216,11 +216,10 @@ def _checkout(server: Served, network: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_blocks_run(page: Path, server: Served, networks: dict[str, Path], record_property: Callable[[str, object], None]) -> None:
+def test_blocks_run(page: Path, server: Served, networks: dict[str, Path]) -> None:
     require_program("curl", "curl")
     blocks = find_blocks(page.read_text(encoding="utf-8"))
     run = [block for block in blocks if block.mark != "no-run"]
-    record_property("blocks", (len(run), len(blocks) - len(run)))
     if not run:
         return
     with ExitStack() as stack:
