@@ -24,6 +24,7 @@ instance_group [ {{ count: 1 kind: KIND_CPU }} ]
 dynamic_batching {{ max_queue_delay_microseconds: 0 }}
 parameters {{ key: "placement" value {{ string_value: "center" }} }}
 parameters {{ key: "labels" value {{ string_value: "checksum" }} }}
+parameters {{ key: "box_units" value {{ string_value: "pixels" }} }}
 """
 
 _MODEL = """
