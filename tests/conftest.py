@@ -162,7 +162,6 @@ def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def restored_logging() -> Iterator[None]:
-    """Restore the session's logging configuration."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)
@@ -170,7 +169,6 @@ def restored_logging() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of all processes of the run."""
     folder = tmp_path_factory.getbasetemp()
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "common"
     folder.mkdir(exist_ok=True)
@@ -188,7 +186,6 @@ def networks() -> dict[str, Path]:
 
 
 def fetched(entries: Mapping[str, PublishedModel]) -> dict[str, Path]:
-    """Return the networks of entries of the registry, which are downloaded once."""
     found = {}
     with one_process_at_a_time(ROOT / ".triton" / "networks") as folder:
         for name, entry in entries.items():
@@ -204,7 +201,6 @@ def fetched(entries: Mapping[str, PublishedModel]) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def text_networks() -> dict[str, Path]:
-    """The published networks that find and read text."""
     return fetched(registry.select(registry.load(), "ocr"))
 
 
@@ -255,16 +251,6 @@ def served(settings: Settings, run_folder: Path) -> Settings:
     return settings
 
 
-@pytest.fixture
-def own_triton(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, EmbeddedTriton]]:
-    """A Triton of its own, which the test may stop, and the settings for it."""
-    own = msgspec.structs.replace(settings, triton_home=triton_home(tmp_path_factory.mktemp("triton")), model="six_columns")
-    server = EmbeddedTriton(own)
-    server.start()
-    yield own, server
-    server.stop()
-
-
 @pytest.fixture(scope="session")
 async def client(served: Settings) -> AsyncIterator[httpx.AsyncClient]:
     async with started(create_app(served)) as client:
@@ -313,7 +299,6 @@ def patient_clients_and_usual_priority() -> Iterator[None]:
 
 @pytest.fixture
 async def fake_triton() -> AsyncIterator[tuple[FakeTriton, TritonClient]]:
-    """A FakeTriton and a client connected to it."""
     fake = FakeTriton()
     async with serving(fake) as port:
         client = TritonClient(f"127.0.0.1:{port}")

@@ -54,8 +54,6 @@ class Machine(RuleBasedStateMachine):
         return self._tables
 
     def run(self, work: Awaitable[T]) -> T:
-        """Run until something has ended."""
-
         async def wait() -> T:
             return await work
 
@@ -72,7 +70,6 @@ class Machine(RuleBasedStateMachine):
         self.run(turns())
 
     def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Start a task, which ends now or during a later rule."""
         task = self.loop.create_task(work)
         self.call(lambda: None)
         return task

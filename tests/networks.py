@@ -26,7 +26,6 @@ def network(name: str) -> Iterator[str]:
 
 
 def bring_up(network: str, interface: str, address: str) -> None:
-    """Give the end of a cable in a network an IPv4 address, with 24 bits for the subnet."""
     ip("-n", network, "address", "add", f"{address}/24", "dev", interface)
     ip("-n", network, "link", "set", interface, "up")
 

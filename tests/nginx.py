@@ -36,9 +36,7 @@ class Proxy(NamedTuple):
     local_url: str
     """The listener for the same machine."""
     plain_url: str
-    """The port without TLS."""
     trust: ssl.SSLContext
-    """Trusts its certificate."""
     folder: Path
 
     @property

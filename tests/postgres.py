@@ -69,7 +69,6 @@ class Server:
             await connection.close()
 
     async def make_template(self) -> None:
-        """Make the database from which the others are copied, with the newest migrations."""
         await self.execute(f"CREATE DATABASE {TEMPLATE}")
         with suppress(ImportError):
             from app.search.postgres import migrations  # noqa: PLC0415 - asyncpg takes time to load
@@ -77,7 +76,6 @@ class Server:
             await migrations.migrate(self.url(TEMPLATE))
 
     async def pretend(self, url: str, pgvector: str) -> None:
-        """Let the database at a URL say that its pgvector has another version."""
         await self.execute(f"UPDATE pg_extension SET extversion = '{pgvector}' WHERE extname = 'vector'", name_of(url))  # noqa: S608 - ours
 
     @asynccontextmanager
@@ -90,7 +88,6 @@ class Server:
 
 
 def name_of(url: str) -> str:
-    """Return the name of the database at a URL."""
     return url.partition("?")[0].rpartition("/")[2]
 
 

@@ -58,7 +58,6 @@ def children() -> set[psutil.Process]:
 
 @contextmanager
 def no_process_left() -> Iterator[None]:
-    """Check that every process started in the block ends."""
     before = children()
     yield
     wait_until_gone(children() - before)

@@ -29,11 +29,6 @@ class Prometheus(NamedTuple):
     def names(self) -> set[str]:
         return set(self._get("label/__name__/values"))
 
-    def firing(self) -> dict[str, dict[str, str]]:
-        """Return the annotations of the firing alerts, by name."""
-        alerts = self._get("alerts")["alerts"]
-        return {alert["labels"]["alertname"]: alert["annotations"] for alert in alerts if alert["state"] == "firing"}
-
     def _get(self, path: str, **parameters: str | float) -> Any:  # noqa: ANN401 - depends on the path
         # Without certificates, which take longer to load than most queries.
         response = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=10, trust_env=False, verify=False)  # noqa: S501
@@ -43,19 +38,12 @@ class Prometheus(NamedTuple):
 
 
 @contextmanager
-def running_prometheus(
-    targets: Mapping[str, str],
-    folder: Path,
-    *,
-    scrape_seconds: float,
-    rules: Path = CONFIG.parent,
-    nereid: Mapping[str, object] | None = None,
-) -> Iterator[Prometheus]:
-    """Run Prometheus with the project's configuration, and more in the job of the gateway, until the block ends."""
+def running_prometheus(targets: Mapping[str, str], folder: Path, *, scrape_seconds: float) -> Iterator[Prometheus]:
+    """Run Prometheus with the project's configuration until the block ends."""
     program = require_program("prometheus", "prometheus")
     (port,) = find_free(1)
     config = folder / "prometheus.yml"
-    config.write_bytes(adapt(CONFIG.read_bytes(), targets, scrape_seconds, rules, nereid or {}))
+    config.write_bytes(adapt(CONFIG.read_bytes(), targets, scrape_seconds))
     command = [
         program,
         f"--config.file={config}",
@@ -66,15 +54,14 @@ def running_prometheus(
         yield Prometheus(server.url)
 
 
-def adapt(config: bytes, targets: Mapping[str, str], scrape_seconds: float, rules: Path, nereid: Mapping[str, object]) -> bytes:
+def adapt(config: bytes, targets: Mapping[str, str], scrape_seconds: float) -> bytes:
     """Change a configuration of Prometheus, as `running_prometheus` is told; return it as JSON, which is valid YAML."""
     changed = uncommented(config)
     interval = f"{scrape_seconds * 1000:.0f}ms"
     changed["global"] = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
-    changed["rule_files"] = [str(rules / name) for name in changed["rule_files"]]
+    changed["rule_files"] = [str(CONFIG.parent / name) for name in changed["rule_files"]]
     for job in changed["scrape_configs"]:
         job["static_configs"] = [{"targets": [targets[job["job_name"]]]}]
-    changed["scrape_configs"][0].update(nereid)
     return msgspec.json.encode(changed)
 
 

@@ -3,17 +3,17 @@
 It shares no code with app/, so that it does not share its errors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+T = TypeVar("T")
 SCORE = 0.25
-"""Minimum score of compared boxes."""
 
 
 class Box(NamedTuple):
@@ -28,7 +28,6 @@ class ReferenceDetector:
     """A published network with the pre- and post-processing of its authors."""
 
     def __init__(self, name: str, network: Path) -> None:
-        """Load the network of the model `name` from its published ONNX file."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
@@ -37,7 +36,6 @@ class ReferenceDetector:
         self._iou = 0.45 if self._is_yolox else 0.7
 
     def detect(self, file: bytes, min_score: float = SCORE) -> list[Box]:
-        """Return the boxes in an encoded image, by descending score."""
         image = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR)
         if image is None:
             raise ValueError("OpenCV cannot decode the image")
@@ -91,13 +89,16 @@ class ReferenceDetector:
 
 
 def iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the intersection over union of two boxes x1 y1 x2 y2."""
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
     if width <= 0 or height <= 0:
         return 0.0
     both = width * height
     return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
+
+
+def overlap_of(one: Box, other: Box) -> float:
+    return iou(one.corners, other.corners) if one.id == other.id else 0.0
 
 
 def suppress(boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], overlap: float, min_score: float) -> list[int]:
@@ -115,20 +116,17 @@ class MatchCounts:
     """Agreement of served boxes with the reference, over several images."""
 
     def __init__(self, overlap: float = 0.9) -> None:
-        """Match boxes of one class whose IoU is at least `overlap`."""
         self.overlap = overlap
         self.images = self.expected = self.found = self.matched = 0
 
     def add(self, expected: Sequence[Box], found: Sequence[Box]) -> None:
-        """Add one image: the boxes of the reference and the served boxes."""
         self.images += 1
         self.expected += len(expected)
         self.found += len(found)
-        self.matched += matches(expected, found, self.overlap)
+        self.matched += len([*pair(expected, found, overlap_of, self.overlap)])
 
     @property
     def f1(self) -> float:
-        """F1 score: 1 if every box has a match."""
         return 2 * self.matched / max(1, self.expected + self.found)
 
     def __str__(self) -> str:
@@ -141,24 +139,15 @@ QUERY = {"confidence": str(SCORE), "boxes": "pixel", "max_detections": "300"}
 
 
 def boxes(answer: dict[str, Any]) -> list[Box]:
-    """Return the boxes in the response to a request with the parameters `QUERY`."""
     return [Box(d["class_id"], d["confidence"], (d["x1"], d["y1"], d["x2"], d["y2"])) for d in answer["detections"]]
 
 
-def matches(expected: Sequence[Box], found: Sequence[Box], overlap: float) -> int:
-    """Count matches: pairs of one class with an IoU of at least `overlap`, best pairs first, each box in at most one pair."""
-    pairs = sorted(
-        (
-            (iou(one.corners, other.corners), i, j)
-            for i, one in enumerate(expected)
-            for j, other in enumerate(found)
-            if one.id == other.id
-        ),
-        reverse=True,
-    )
-    used: tuple[set[int], set[int]] = set(), set()
-    for value, i, j in pairs:
-        if value >= overlap and i not in used[0] and j not in used[1]:
-            used[0].add(i)
-            used[1].add(j)
-    return len(used[0])
+def pair(expected: Sequence[T], found: Sequence[T], overlap: Callable[[T, T], float], least: float) -> Iterator[tuple[T, T]]:
+    """Pair what overlaps by at least `least`, best pairs first, each in at most one pair."""
+    overlaps = [(overlap(one, other), i, j) for i, one in enumerate(expected) for j, other in enumerate(found)]
+    left = set(range(len(expected))), set(range(len(found)))
+    for value, i, j in sorted(overlaps, reverse=True):
+        if value >= least and i in left[0] and j in left[1]:
+            left[0].remove(i)
+            left[1].remove(j)
+            yield expected[i], found[j]

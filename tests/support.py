@@ -101,7 +101,6 @@ class Clock:
 
 
 def triton_home(folder: Path) -> str:
-    """Make a folder the home of an embedded Triton, with the server that is installed; return its path."""
     for name in ("server", "python"):
         (folder / name).symlink_to(ROOT / ".triton" / name)
     return str(folder)
@@ -134,7 +133,6 @@ def calling(app: Application) -> httpx.AsyncClient:
 
 @asynccontextmanager
 async def started(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    """Run an application's lifespan around a client that calls it directly."""
     async with lifespan_of(app), calling(app) as client:
         yield client
 
@@ -156,7 +154,6 @@ Receive = Callable[[], Awaitable[Any]]
 
 
 def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:
-    """Make the message of a part of a body."""
     return {"type": "http.request", "body": body, "more_body": more}
 
 
@@ -222,19 +219,16 @@ def sample_image(name: str) -> bytes:
 
 
 def json(response: httpx.Response, status: int = 200) -> Any:  # noqa: ANN401
-    """Return the JSON of a response that must have this status."""
     assert response.status_code == status, response.text
     return response.json()
 
 
 async def finds(client: httpx.AsyncClient, model: str = "six_columns") -> bool:
-    """Return whether a small model finds the two rectangles of `SCENE`."""
     found = json(await client.post(f"/predict/{model}", content=SCENE))["detections"]
     return [detection["class_name"] for detection in found] == ["red", "blue"]
 
 
 async def transport_in_use(client: httpx.AsyncClient) -> str:
-    """Read from /health how tensors travel."""
     report: dict[str, Any] = (await client.get("/health")).json()
     return str(report["tritons"][0]["transport"])
 
@@ -252,12 +246,10 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 def workspace(transport: Transport) -> Workspace:
-    """Return a workspace with memory for any image."""
     return Workspace(PixelLimits(10**6, 10**6), MemoryBudget(TABLE, "memory", 2**40), DecodeBacklog(TABLE, 1), transport)
 
 
 def fill(data: bytes, spec: ModelSpec, transport: Transport, lease: Lease) -> tuple[InputBuffer, ImageTransform]:
-    """Fill the input of a model, with memory for any image."""
     return fill_input(data, 0, spec, workspace(transport), CallContext(Deadline.after(30), Timing(), ""), lease)
 
 
@@ -309,7 +301,6 @@ def own_arenas() -> list[Path]:
 
 
 async def regions(settings: Settings) -> list[str]:
-    """List the regions that a real Triton has mapped, by the names of their files."""
     client = TritonClient(settings.triton_address)
     try:
         return sorted((await client.list_regions()).values())
@@ -318,7 +309,6 @@ async def regions(settings: Settings) -> list[str]:
 
 
 def captured_log(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[CapturedCall]:
-    """Record what a module logs from now on."""
     logger = CapturingLogger()
     monkeypatch.setattr(module, "LOG", logger)
     return logger.calls

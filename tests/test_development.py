@@ -87,42 +87,6 @@ def test_fresh_copy_is_set_up_once_before_its_recipes(just: str | Path, run: Run
     assert run(just, "openapi", "rules") == (0, outputs, [])
 
 
-LEAVING = """
-import subprocess, sys
-from pathlib import Path
-from app.embedded.folder import TritonFolder
-from app.settings.schema import Settings
-from tests import leftovers
-
-run, folder = leftovers.Run(), Path(sys.argv[1])
-unused, claimed = folders = [TritonFolder(Settings(triton_home=f"{folder}/{name}")) for name in ("unused", "claimed")]
-leftovers._named_files = lambda: {path for path in (folder, unused.path, claimed.path) if path.exists()}  # not those of others
-unused.make()
-claimed.claim()
-for is_others in (True, False):
-    with (folder / "log").open("w") as log:
-        command, how = [sys.executable, "-c", "import signal; signal.pause()"], {"env": {}} if is_others else {}
-        process = subprocess.Popen(command, stdout=log, **how)
-    print(process.pid, run.leftovers(grace_seconds=0.1), unused.path.exists(), claimed.path.exists())
-    process.kill()
-    process.wait()
-    claimed.give_up()
-print(run.leftovers(grace_seconds=0.1))
-run.remove_folder()
-"""
-
-
-def test_processes_and_files_left_behind_are_named_and_folders_of_sockets_removed(tmp_path: Path) -> None:
-    """Not what others use: the folder of a bench that runs beside the tests, while a log in it is open, or that of a Triton."""
-    done = subprocess.run([sys.executable, "-c", LEAVING, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
-    others, own, last = done.stdout.splitlines()
-
-    assert others.split(" ", 1)[1] == "[] False True"
-    pid, left = own.split(" ", 1)
-    assert left == f"['process {pid}: {sys.executable} -c import signal; signal.pause()'] False False"
-    assert last == f"['file {tmp_path}']"
-
-
 HOLDING = """
 import os, threading, pytest
 from app.embedded.folder import TritonFolder

@@ -121,14 +121,11 @@ class World:
         self.time = time
         self.admission = admission
         self.max_calls = max_calls
-        """Calls that one Triton may have."""
         self.transport = Transport(mode)
         self.pool = TritonPool(self.transport, [TritonBackend(TritonClient(fake.url), TABLE) for fake in fakes])
         self.batchers = Batchers(TritonCalls(self.pool, METRICS, lambda _: self.max_calls, HANG_SECONDS))
         calls = TritonCalls(self.pool, METRICS, partial(calls_per_worker, 0, TABLE), LIMITS.timeout_seconds)
-        self.changed_at = 0
-        """When models of the repository were last changed."""
-        known = Models("tiny", pullable={"listed": "listed"}, last_change=lambda: self.changed_at)
+        known = Models("tiny", pullable={"listed": "listed"}, last_change=lambda: 0)
         self.pipeline = Pipeline(calls, admission, known, LIMITS)
         self.slot: Slot | None = None
         """Of the last inference."""
@@ -153,12 +150,10 @@ class World:
 
     @property
     def running(self) -> list[int]:
-        """The number of inferences in progress at each Triton."""
         return [fake.running for fake in self.fakes]
 
     @property
     def usable(self) -> list[bool]:
-        """The Tritons that count as working."""
         return [server.is_usable("tiny") for server in self.pool.servers]
 
     @property
@@ -168,12 +163,10 @@ class World:
 
     @property
     def used_bytes(self) -> int:
-        """The memory reserved for images, bytes."""
         return self.admission.memory.used_bytes
 
     @property
     def is_slot_free(self) -> bool:
-        """Whether the slot of the last inference has been given back."""
         assert self.slot is not None
         return not self.slot.arena.lent_bytes
 
@@ -189,8 +182,8 @@ class World:
 
     def let_answer(self) -> None:
         for fake in self.fakes:
-            for event in (fake.may_answer, fake.may_tell, fake.may_map):
-                event.set()
+            fake.may_answer.set()
+            fake.may_tell.set()
 
     async def until_known(self) -> None:
         """Wait until the worker knows the version of each Triton, and its model."""
@@ -258,7 +251,6 @@ class World:
             await asyncio.gather(*(server.client.read_server() for server in self.pool.servers))
 
     async def errors(self, images: int, seconds: float = 30) -> list[GatewayError]:
-        """Run inferences at the same time; return the errors of those that failed."""
         asked = await asyncio.gather(*(self.infer(seconds) for _ in range(images)), return_exceptions=True)
         failed = [error for error in asked if isinstance(error, BaseException)]
         assert all(isinstance(error, GatewayError) for error in failed)
@@ -267,19 +259,15 @@ class World:
     async def detect(
         self,
         data: bytes = SCENE,
-        *,
         seconds: float = 30,
-        timing: Timing | None = None,
         caller: Caller = ANYBODY,
-        trace: TraceContext | None = None,
         **options: Any,  # noqa: ANN401
     ) -> Detections:
         """Send an image through the pipeline, with options that differ from the usual ones."""
-        call = CallContext(Deadline.after(seconds), timing or Timing(), "abc", caller, trace=trace)
+        call = CallContext(Deadline.after(seconds), Timing(), "abc", caller)
         return await self.pipeline.run(data, OPTIONS._replace(**options), call)
 
     async def close(self) -> None:
-        """Close everything in the order in which a worker does."""
         self.let_answer()
         await self.pipeline.close()
         await self.batchers.close(10)

@@ -33,14 +33,12 @@ ADMIN, CAMERA = ({"X-API-Key": f"{id_}.secret"} for id_ in ("boss", "camera"))
 
 
 def settings_for(url: str, **others: object) -> Settings:
-    """Make settings for a Triton at this address, which has the model of the fake one."""
     given = {"triton_endpoints": url, "model": "tiny", "model_repository": str(REPOSITORY), "log_level": "error", **others}
     return Settings(**given)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
 async def client_for(fake: FakeTriton, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve a fake Triton around a client of an application that uses it."""
     async with serving(fake), started(create_app(settings_for(fake.url, **settings))) as client:
         yield client
 

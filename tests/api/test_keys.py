@@ -245,15 +245,6 @@ def test_file_that_is_not_valid_is_rejected(path: Path) -> None:
         assert caught.value.__cause__ is None
 
 
-def test_created_key_is_accepted(path: Path) -> None:
-    """The id is part of the credential and of a TOML table."""
-    credential, text = keys.create("camera-1")
-    path.write_text(table("other") + text)
-    assert credential.removeprefix("camera-1.") not in text
-    assert found(ApiKeys(path), credential) == "camera-1"
-    assert keys.create("camera-1")[0] != credential
-
-
 def test_credential_finds_its_key_after_two_comparisons(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of comparisons, each in constant time, does not tell which ids exist or how many secrets they have."""
     compared: list[int] = []

@@ -110,6 +110,7 @@ async def test_model_whose_rows_are_not_of_its_head_is_doubted() -> None:
 async def loading(tmp_path: Path) -> AsyncIterator[tuple[LoadingTriton, httpx.AsyncClient]]:
     for name in ("tiny", "doors"):
         (tmp_path / name / "1").mkdir(parents=True)
+    (tmp_path / "not_pulled").mkdir()
     fake = LoadingTriton().find_nothing()
     unloaded = [("doors", "1", "UNAVAILABLE", "unloaded"), ("gates", "1", "UNAVAILABLE", "no weights")]
     fake.index = [("tiny", "1", "READY", ""), *unloaded]
@@ -121,7 +122,9 @@ async def test_model_is_loaded_by_its_first_request_if_there_is_time_and_again_o
     loading: tuple[LoadingTriton, httpx.AsyncClient],
 ) -> None:
     fake, client = loading
-    assert json(await client.post("/predict/windows", content=SCENE), 404)["code"] == "unknown_model"
+    for name in ("windows", "not_pulled", "../doors", "doors/1", "."):
+        answer = await client.post("/detect", params={"model": name}, content=SCENE)
+        assert json(answer, 404)["code"] == "unknown_model"
     assert fake.told == []
     states = {model["name"]: model["state"] for model in json(await client.get("/models"))["models"]}
     assert {"tiny": "ready", "doors": "not_loaded", "gates": "not_ready"}.items() <= states.items()

@@ -246,8 +246,6 @@ class SickTriton(FakeTriton):
 
 
 class Breaking(NamedTuple):
-    """A gateway whose models break."""
-
     fake: SickTriton
     app: Application
     client: httpx.AsyncClient

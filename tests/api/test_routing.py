@@ -18,8 +18,6 @@ ROUTE = {"to": "tiny:2", "canary": {"to": "tiny:3", "share": 0.5}, "fallback": "
 
 
 class WithClassifier(Versions):
-    """Has versions 1 to 3 of `tiny`, and a classifier `kinds`."""
-
     def __init__(self) -> None:
         super().__init__()
         self.index = [("tiny", "1", "READY", ""), ("kinds", "1", "READY", "")]
@@ -32,8 +30,6 @@ class WithClassifier(Versions):
 
 
 class Service(NamedTuple):
-    """An application with a routes file, whose clients have the keys `ADMIN` and `CAMERA`."""
-
     fake: WithClassifier
     client: httpx.AsyncClient
     file: Path

@@ -25,8 +25,6 @@ OpenGateway = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 @pytest.fixture
 def open_gateway(served: Settings, tmp_path: Path) -> OpenGateway:
-    """Start a gateway with these cascades and other settings."""
-
     @asynccontextmanager
     async def open_one(cascades: str = "", **others: object) -> AsyncIterator[httpx.AsyncClient]:
         if cascades:

@@ -100,7 +100,6 @@ async def test_hostile_outputs_are_answered_or_the_fault_of_the_model(task: str,
 
 
 def triton_with(outputs: Outputs, parameters: dict[str, str], dynamic: Container[int] = ()) -> FakeTriton:
-    """Make a Triton whose models have these outputs; sizes that are `dynamic` may be any in its config."""
     kinds = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int32": "TYPE_INT32"}
     fake = FakeTriton()
     fake.config = {
@@ -121,7 +120,6 @@ def triton_with(outputs: Outputs, parameters: dict[str, str], dynamic: Container
 
 @asynccontextmanager
 async def gateway(task: str, outputs: Outputs) -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
-    """A Triton whose only model has these outputs, and a client of an application that uses it."""
     metadata = {"task": task, "kpt_shape": [2, 3], "names": {0: "cat"}}
     fake = triton_with(outputs, {"metadata": repr(metadata)}, dynamic={ROWS, ANCHORS, 8})
     async with client_for(fake) as client:

@@ -31,8 +31,6 @@ Reply = bytes | Callable[[int], Awaitable[bytes | None]] | None
 
 
 class FakeServer:
-    """An HTTP server that keeps its requests, and counts its connections."""
-
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
         self.requests: list[bytes] = []

@@ -36,7 +36,6 @@ class Caching:
         self.cache = self.open()
 
     def open(self, limits: PixelLimits = LIMITS.pixels, *, is_shared: bool = False) -> ResultCache:
-        """Open a cache on the store, as other settings make it, and use it."""
         cache = ResultCache(self.store, self.fingerprints, SECRET, limits, METRICS, is_shared=is_shared)
         self.world.pipeline.cache = self.cache = cache
         return cache

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -15,17 +14,15 @@ from PIL import Image
 from app.cache import entry, fingerprints, flight
 from app.cache.fingerprints import Fingerprints
 from app.cache.flight import Flights
-from app.detection.nms import Candidates
 from app.errors import DeadlinePassed, GatewayFull, InferenceFailed, InvalidParameter
-from app.imaging.transform import Crop, ImageTransform
-from app.model.heads import ClassificationHead, DetectionHead, Head, OutputFormat, PoseHead
-from app.model.spec import ModelSpec
-from app.pipeline.call import Decoded, DetectOptions, Question, TaskOptions
+from app.imaging.transform import ImageTransform
+from app.pipeline.call import Decoded
 from app.resilience.deadline import Deadline
 from app.triton import loading
 from app.triton.repository import CLEARED, DESCRIPTION, LOCK
 from app.zoo import description
 from tests.api.conftest import client_for, write_keys
+from tests.api.test_tasks import triton_for
 from tests.cache.conftest import OBJECTS, SECRET, Caching
 from tests.fakes import models
 from tests.fakes.triton import SPEC, FakeTriton, infer_response
@@ -138,8 +135,6 @@ async def test_request_for_a_version_never_shares_the_answer_of_a_newer_one(cach
 
 
 async def until_cache(client: httpx.AsyncClient, expected: str | None, model: str = "tiny") -> None:
-    """Wait until the cache answers so."""
-
     async def answers() -> bool:
         response = await client.post("/detect", params={"model": model}, content=SCENE)
         return bool(response.headers.get("x-cache") == expected)
@@ -242,59 +237,8 @@ async def test_old_fingerprints_are_not_used() -> None:
         assert not await fingerprints.confirm(SPEC, b"")
 
 
-FIT = ImageTransform(0, 4, 32, 24, 640, 480)
-RANDOM = np.random.default_rng(1)
-
-
-def head(kind: type[Any], **more: Any) -> Any:  # noqa: ANN401
-    return kind(output_format=OutputFormat.YOLO_HEAD, has_normalized_boxes=False, iou=0.7, max_iou=1.0, **more)
-
-
-def of(head: Head) -> ModelSpec:
-    return msgspec.structs.replace(SPEC, head=head, labels=("red", "blue"))
-
-
-def candidates(n: int, features: int = 0) -> Candidates:
-    corners = RANDOM.uniform(0, 32, (n, 4)).astype(np.float32)
-    boxes = np.concatenate([np.minimum(corners[:, :2], corners[:, 2:]), np.maximum(corners[:, :2], corners[:, 2:])], axis=1)
-    more = RANDOM.uniform(0, 1, (n, features)).astype(np.float32) if features else None
-    return Candidates(boxes, RANDOM.uniform(0, 1, n).astype(np.float32), RANDOM.integers(0, 2, n, np.int32), more)
-
-
-POSE = of(head(PoseHead, features=6, keypoint_names=("nose", "ear")))
-CASES: dict[str, tuple[Decoded, Question[Any]]] = {
-    "detection": (Decoded(of(head(DetectionHead)), "1", candidates(40), FIT), DetectOptions(None, 0.3, ["red"], 10, iou=0.4)),
-    "pose": (Decoded(POSE, "2", candidates(9, 6), FIT), DetectOptions(None, 0.1, None, 10, task="pose")),
-    "classification": (
-        Decoded(
-            of(ClassificationHead(classes=1000, scores="probabilities")),
-            "1",
-            RANDOM.uniform(0, 1, 1000).astype(np.float32),
-            FIT._replace(crop=Crop(1, 2, 300, 300)),
-        ),
-        TaskOptions("classification", None, 0.1, 5),
-    ),
-}
-
-
-def plain(result: Any) -> object:  # noqa: ANN401
-    return [each.tolist() if isinstance(each, np.ndarray) else each for each in result]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_stored_result_is_read_as_before(case: str) -> None:
-    decoded, question = CASES[case]
-    loaded = entry.load(entry.dump(decoded, 0.25, KEY, SECRET), KEY, decoded.spec, SECRET)
-    assert loaded is not None
-    found, seconds = loaded
-    reader = question.reader(decoded.spec)
-
-    assert (found.transform, found.version, seconds) == (decoded.transform, decoded.version, 0.25)
-    assert plain(reader.read(found, Deadline.after(60))) == plain(reader.read(decoded, Deadline.after(60)))
-
-
 def test_altered_and_foreign_bytes_are_rejected() -> None:
-    decoded, _ = CASES["pose"]
+    decoded = Decoded(SPEC, "1", np.linspace(0, 1, 1000, dtype=np.float32), ImageTransform(0, 4, 32, 24, 640, 480))
     value = entry.dump(decoded, 0.25, KEY, SECRET)
     changed = [value[:n] + bytes([value[n] ^ 1]) + value[n + 1 :] for n in range(0, len(value), 37)]
 
@@ -309,10 +253,11 @@ UNCACHED = {"cache-control": "max-age=0, no-store"}
 
 
 @asynccontextmanager
-async def open_gateway(**settings: object) -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
-    """A Triton whose model finds two objects, and a client of an application with a cache that knows the network."""
-    fake = FakeTriton()
-    fake.answer = infer_response(output0=OBJECTS)
+async def open_gateway(fake: FakeTriton | None = None, **settings: object) -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
+    """A Triton, whose model finds two objects by default, and a client of an application whose cache knows the network."""
+    if fake is None:
+        fake = FakeTriton()
+        fake.answer = infer_response(output0=OBJECTS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.zoo.fingerprint.read", lambda *_: b"network")
         async with client_for(fake, cache="memory", **settings) as client:
@@ -352,6 +297,15 @@ async def test_headers_tell_a_hit_and_a_request_can_rule_it_out() -> None:
             hit = await client.post(f"/predict/tiny?{query}", content=SCENE)
             uncached = await client.post(f"/detect?{query}", content=SCENE, headers=UNCACHED)
             assert (hit.headers["x-cache"], found(hit)) == ("hit", found(uncached)), query
+
+
+@pytest.mark.parametrize("task", ["pose", "obb", "classify", "embed/image"])
+async def test_hit_of_another_task_is_what_an_inference_answers(task: str) -> None:
+    async with open_gateway(triton_for(task if "/" not in task else "embedding")) as (_, client):
+        hit = await until_hit(client, f"/{task}?model=tiny", content=SCENE)
+        uncached = await client.post(f"/{task}?model=tiny", content=SCENE, headers=UNCACHED)
+
+    assert found(hit) == found(uncached)
 
 
 async def test_images_of_batches_and_dialects_use_the_same_results() -> None:

@@ -185,7 +185,6 @@ async def opened(url: str, metrics: Metrics) -> AsyncIterator[RedisStore]:
 
 
 def counted(metrics: Metrics) -> tuple[int, int]:
-    """Return the number of failures, and whether the circuit is open."""
     families = {family.name: family.samples for family in metrics.collect()}
     failures, circuits = (families[f"api_cache_{name}"][0].value for name in ("store_failures", "circuit_open"))
     return int(failures), int(circuits)

@@ -15,12 +15,10 @@ from tests.support import ROOT
 _PAGE = ROOT / "docs" / "reference" / "clients.md"
 _TABLE = re.compile(r"(?<=<!-- table -->\n).*(?=\n<!-- end -->)", re.DOTALL)
 _SECONDS = 300
-"""A program may take this long."""
 
 
 @cache
 def environment(name: str) -> Environment:
-    """Return the environment of a client, created from requirements/clients/NAME.txt if necessary."""
     made = Environment(f"clients/{name}", "./just clients")
     made.install()
     return made
@@ -46,8 +44,6 @@ def run(name: str, program: str, *arguments: str) -> Any:  # noqa: ANN401
 
 
 class Row(NamedTuple):
-    """What was done with a version of a client."""
-
     client: str
     version: str
     done: str
@@ -55,13 +51,11 @@ class Row(NamedTuple):
 
 
 def render(rows: Iterable[Row]) -> str:
-    """Format rows as Markdown."""
     lines = [("client", "version", "what was done", "result"), ("---",) * 4, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def write(rows: Iterable[Row], day: date) -> None:
-    """Replace the table of the page, and its date."""
     text = _PAGE.read_text(encoding="utf-8")
     text, count = _TABLE.subn(f"Run on {day.isoformat()}:\n\n{render(rows)}".replace("\\", r"\\"), text)
     assert count == 1

@@ -87,14 +87,12 @@ def serving(folder: Path, repository: Path, *others: Path, **settings: object) -
 
 @pytest.fixture(scope="session")
 def gateway(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a gateway without keys."""
     with serving(tmp_path_factory.mktemp("gateway"), repository) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def locked(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a gateway with a key."""
     keys = write_keys(tmp_path_factory.mktemp("keys"), (KEY_ID, SECRET, "detect"))
     with serving(tmp_path_factory.mktemp("locked"), repository, api_keys_file=keys) as url:
         yield url

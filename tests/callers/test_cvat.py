@@ -28,8 +28,6 @@ from tests.support import IMAGES, ROOT
 
 
 class Task(NamedTuple):
-    """Task 1 of a server."""
-
     url: str
     annotations: list[dict[str, Any]]
     """What was uploaded, one for each upload: `shapes`, `tags` and so on."""
@@ -37,7 +35,6 @@ class Task(NamedTuple):
 
 @contextmanager
 def cvat(pictures: Sequence[Path], labels: list[dict[str, Any]]) -> Iterator[Task]:
-    """Serve a task with these pictures and labels until the block ends."""
     chunk = BytesIO()
     with ZipFile(chunk, "w") as file:
         for picture in pictures:

@@ -27,13 +27,11 @@ CAT = str(IMAGES / "chelsea.jpg")
 
 @pytest.fixture
 def no_image(tmp_path: Path) -> str:
-    """A file that is not an image."""
     (tmp_path / "text.jpg").write_text("no image", encoding="utf-8")
     return str(tmp_path / "text.jpg")
 
 
 def to_settings(gateway: str, **others: object) -> str:
-    """Return what the constructors of two clients take."""
     address = urlsplit(gateway)
     return json.dumps({"ip": address.hostname, "port": address.port, "timeout": PATIENCE_SECONDS, **others})
 
@@ -48,7 +46,6 @@ def expect(own: httpx.Client, confidence: float) -> list[Object]:
 
 
 def read(predictions: list[dict[str, Any]]) -> list[Object]:
-    """Return the objects of an answer."""
     return [tuple(one[name] for name in ("label", "confidence", "x_min", "y_min", "x_max", "y_max")) for one in predictions]
 
 

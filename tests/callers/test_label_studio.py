@@ -30,16 +30,12 @@ PICTURES = ("chelsea.jpg", "coffee.jpg", "astronaut.jpg")
 
 
 class Pair(NamedTuple):
-    """A Label Studio and a gateway."""
-
     studio: str
     gateway: str
     package: Path
-    """Where the program is installed."""
     folder: Path
 
     def annotate(self, token: str) -> Any:  # noqa: ANN401
-        """Make a project of the pictures, whose backend fetches them with the token."""
         pictures = [str(IMAGES / name) for name in PICTURES]
         example = json.loads((EXAMPLE / "backend.json").read_text(encoding="utf-8"))
         del example["project"]
@@ -49,7 +45,6 @@ class Pair(NamedTuple):
 
     @contextmanager
     def backend(self, token: str) -> Iterator[str]:
-        """Run the program until the block ends; yield its URL."""
         (port,) = find_free(1)
         environment = {
             "NEREID_URL": self.gateway,

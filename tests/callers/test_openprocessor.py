@@ -44,12 +44,10 @@ def assert_refused(response: httpx.Response, status: int) -> str:
 
 
 def one(image: bytes, name: str = "image") -> dict[str, tuple[str, bytes, str]]:
-    """Return the part of a form with an image."""
     return {name: ("photo.jpg", image, "image/jpeg")}
 
 
 def several(*images: bytes) -> list[tuple[str, tuple[str, bytes, str]]]:
-    """Return the parts of a form with images."""
     return [("images", (f"{number}.jpg", image, "image/jpeg")) for number, image in enumerate(images)]
 
 

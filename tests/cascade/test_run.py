@@ -48,8 +48,6 @@ from tests.world import Gate, World, open_world
 
 
 class Runner(NamedTuple):
-    """Runs cascades in one worker."""
-
     pipeline: Pipeline
     metrics: Metrics
 

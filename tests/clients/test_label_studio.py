@@ -81,7 +81,6 @@ async def results(server: httpx.AsyncClient, *images: object, **others: str) -> 
 
 @asynccontextmanager
 async def with_task(task: str) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
-    """Yield clients of the program and of its gateway, whose models all have a task."""
     fake = triton_for(task)
     async with serving(fake):
         app = create_app(settings_for(fake.url, task_models="segmentation=parts,pose=people"))
@@ -292,7 +291,6 @@ async def test_oriented_boxes_are_turned_around_their_first_corner() -> None:
 
 
 def decode(rle: list[int]) -> NDArray[np.uint8]:
-    """Decode as `rle-pack` does."""
     bits = "".join(f"{byte:08b}" for byte in rle)
     at = 0
 

@@ -204,5 +204,7 @@ def test_key_prints_its_credential_and_its_table(
     assert out.partition(".")[2].strip() not in err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["key", "camera-1"]) == 0
-    first, second, *_ = capsys.readouterr().err.splitlines()
+    another, err = capsys.readouterr()
+    assert another != out
+    first, second, *_ = err.splitlines()
     assert ("and set NEREID_API_KEYS_FILE to its path" in first, second) == (True, "[camera-1]")

@@ -79,8 +79,6 @@ Story = Iterator[Condition]
 
 
 class Triton:
-    """A program that works while it runs."""
-
     name, ready_seconds = "Triton", 60.0
 
     def __init__(self) -> None:

@@ -27,8 +27,6 @@ Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers, and logs nothing."""
-
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet
 
@@ -45,7 +43,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Serve with a handler until the block ends; yields the URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         if tls:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
@@ -60,8 +57,6 @@ def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = 
 
 @contextmanager
 def answering(body: bytes, status: int = 200, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Answer GET of every path with the same body; yields the URL."""
-
     class Answering(Handler):
         def do_GET(self) -> None:
             self.answer(body, status)
@@ -146,9 +141,6 @@ class Host:
         self.requests: list[tuple[str, dict[str, str]]] = []
         """Path and headers, in lower case, of each request."""
         self.lookups: Counter[str] = Counter()
-        """How often each name was resolved."""
-        self.connections = 0
-        """Number of connections, with or without a handshake."""
         self.open_connections = 0
         self.port = 0
 

@@ -235,7 +235,6 @@ def _onnx(network: _Network) -> onnx.ModelProto:
 
 
 def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
-    """Build every model and the parameters of its config, by name."""
     return {name: (_onnx(network), dict(network.parameters)) for name, network in _NETWORKS.items()}
 
 
@@ -265,7 +264,6 @@ def config(name: str, model: onnx.ModelProto, parameters: dict[str, str]) -> str
 
 
 def save(repository: Path, name: str, model: onnx.ModelProto, text: str) -> None:
-    """Put a model with its config into a model repository."""
     folder = repository / name / "1"
     folder.mkdir(parents=True)
     onnx.save(model, folder / "model.onnx")

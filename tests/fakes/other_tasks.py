@@ -49,7 +49,6 @@ CLASSIFIERS = {
 
 
 def logits_of(colour: tuple[float, float, float]) -> NDArray[np.float32]:
-    """Compute the logits for a mean colour, 0 to 1, as the graphs do."""
     scores: NDArray[np.float32] = WEIGHTS @ np.array(colour, np.float32)
     return scores
 

@@ -26,7 +26,6 @@ class Receiver(ThreadingHTTPServer):
         self.paths: list[str] = []
         self.status = 200
         self.may_answer = threading.Event()
-        """Answers wait for it."""
         self.may_answer.set()
 
     @property
@@ -50,7 +49,6 @@ class Receiver(ThreadingHTTPServer):
         return span
 
     def children(self, parent: Span) -> list[Span]:
-        """Return the child spans of a span, in the order in which they began."""
         return sorted(
             (span for span in self.spans if span.parent_span_id == parent.span_id), key=lambda span: span.start_time_unix_nano
         )

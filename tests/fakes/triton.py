@@ -23,7 +23,6 @@ CONFIG: dict[str, Any] = {
 SPEC: ModelSpec = from_triton_config(CONFIG, "1")
 """Of the one model that it has, under whatever name."""
 Refusal = tuple[grpc.StatusCode, str]
-"""Status and message of an error."""
 GONE = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
 NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
 DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"
@@ -69,25 +68,15 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.may_tell = asyncio.Event()
         """Questions about the server and its models wait for it."""
         self.may_tell.set()
-        self.may_map = asyncio.Event()
-        """Registrations of regions and their ends wait for it."""
-        self.may_map.set()
-        self.accepts_regions = True
-        self.still_read = 0
-        """How often unregistering a region is refused, because an inference reads it."""
         self.requests: list[messages.ModelInferRequest] = []
         self.metadata: list[dict[str, str]] = []
-        """What came with each inference."""
         self.cancelled = 0
-        """Inferences cancelled by the client."""
         self.running = 0
-        """Inferences in progress."""
         self.most_running = 0
         self.regions: set[str] = set()
         """Names of the registered regions."""
         self.keys: dict[str, str] = {}
         """Keys of the regions, which are the names of their files; of those that the test has registered itself, if it matters."""
-        self.registrations: list[messages.SystemSharedMemoryRegisterRequest] = []
         self.statistics = messages.ModelStatisticsResponse()
         """Of all models."""
         self.index = [
@@ -142,23 +131,15 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         )
 
     async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        self.registrations.append(request)
-        await self.may_map.wait()
         if self.refusal:
             await context.abort(*self.refusal)
-        if not self.accepts_regions:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Unable to open shared memory region")
         if request.name in self.regions:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"shared memory region '{request.name}' already in manager")
         self.regions.add(request.name)
         self.keys[request.name] = request.key
         return messages.SystemSharedMemoryRegisterResponse()
 
-    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        await self.may_map.wait()
-        if self.still_read:
-            self.still_read -= 1
-            await context.abort(grpc.StatusCode.INTERNAL, f"Cannot unregister {request.name}, it is currently in use.")
+    async def SystemSharedMemoryUnregister(self, request: Any, _: Any) -> Any:  # noqa: ANN401, N802
         self.regions.discard(request.name)
         return messages.SystemSharedMemoryUnregisterResponse()
 

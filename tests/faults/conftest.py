@@ -15,7 +15,6 @@ from tests.faults.serving import Gateway, serving
 
 @pytest.fixture(scope="session")
 def null_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """An embedded Triton with the models of `bench.models` and the small ones of `tests.fakes.models`."""
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
     write_small_models(repository)

@@ -12,7 +12,6 @@ from typing import NamedTuple, Self, cast
 from urllib.parse import urlsplit
 
 PATIENCE_SECONDS = 60.0
-"""How long to wait for an answer."""
 NO_ANSWER = 0
 """Status of a request after which the connection was closed without an answer."""
 

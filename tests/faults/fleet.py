@@ -53,12 +53,9 @@ class Fleet(NamedTuple):
         return next((child for child in self._children(self.process) if child.name() == "tritonserver"), None)
 
     def database(self) -> psutil.Process | None:
-        """Return the parent of the processes of PostgreSQL."""
         return next((child for child in self._children(self.process) if child.name() == "postgres"), None)
 
     def stubs(self, model: str) -> list[psutil.Process]:
-        """Return the processes that run a model."""
-
         def runs_it(process: psutil.Process) -> bool:
             with suppress(psutil.NoSuchProcess):
                 return any(f"/{model}/" in argument for argument in process.cmdline())

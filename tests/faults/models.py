@@ -11,8 +11,6 @@ from PIL import Image
 from tests.imaging.samples import encode
 
 SIDE = 64
-FAILING = 120, 0, 0
-"""The colour of images for which `checksum` fails."""
 _CONFIG = f"""
 name: "@NAME@"
 backend: "python"
@@ -26,6 +24,7 @@ instance_group [ {{ count: 1 kind: KIND_CPU }} ]
 dynamic_batching {{ max_queue_delay_microseconds: 0 }}
 parameters {{ key: "placement" value {{ string_value: "center" }} }}
 parameters {{ key: "labels" value {{ string_value: "checksum" }} }}
+parameters {{ key: "box_units" value {{ string_value: "pixels" }} }}
 """
 
 _MODEL = """
@@ -64,8 +63,6 @@ def nothing():
 _CHECKSUM = """
 def answer(image):
     red, green, blue = image.mean((0, 1, 2))
-    if (red, green, blue) == (120, 0, 0):
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError("/secret/path: out of luck"))
     outputs = nothing()
     outputs["det_boxes"][0, 0] = red / 8, green / 8, 32 + blue / 8, 63
     return respond(**outputs)
@@ -112,7 +109,6 @@ def solid(red: int, green: int, blue: int) -> bytes:
 
 @asynccontextmanager
 async def faulty(repository: Path, how: str) -> AsyncIterator[None]:
-    """Let the model `faulty` be so during a block: `hang`, `slow`, `fail` or `wrong`."""
     file = repository / "faulty" / "1" / how
     file.touch()
     try:

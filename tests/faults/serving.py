@@ -58,11 +58,9 @@ class Gateway(NamedTuple):
         return {worker.pid for worker in self.workers()}
 
     def rss(self) -> int:
-        """Return the resident memory of all workers, bytes."""
         return sum(worker.memory_info().rss for worker in self.workers())
 
     def fds(self) -> int:
-        """Return the number of files and connections that the workers have open."""
         return sum(worker.num_fds() for worker in self.workers())
 
     def cpu_seconds(self) -> float:
@@ -138,7 +136,6 @@ async def running_gateway(
 
 @contextmanager
 def gateway_to(triton: Triton, folder: Path, **settings: object) -> Iterator[Gateway]:
-    """Run a gateway with the model `checksum`."""
     with serving(
         triton, folder, settings={"model": "checksum", "timeout_seconds": 5, "log_level": "warning", **settings}
     ) as gateway:
@@ -147,7 +144,6 @@ def gateway_to(triton: Triton, folder: Path, **settings: object) -> Iterator[Gat
 
 @asynccontextmanager
 async def stopped(process: psutil.Process) -> AsyncIterator[None]:
-    """Stop a process (SIGSTOP) during a block."""
     process.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -156,7 +152,6 @@ async def stopped(process: psutil.Process) -> AsyncIterator[None]:
 
 
 async def count_images(triton: Triton, model: str) -> int:
-    """Return how many images a model has received."""
     return (await asyncio.to_thread(read_counters, triton.address, model)).inferences
 
 

@@ -37,7 +37,6 @@ _GIVE_UPS = 0.2
 
 @contextmanager
 def behind_nginx(fleet: Fleet) -> Iterator[str]:
-    """Run NGINX in front of the instances until the block ends; yield its URL."""
     (folder := fleet.folder / "nginx").mkdir()
     with proxying([f"unix:{socket}" for socket in fleet.sockets], folder) as proxy:
         yield proxy.local_url

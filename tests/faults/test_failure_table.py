@@ -114,7 +114,6 @@ class Scene(NamedTuple):
         ]
 
     def logged(self, lines: int) -> set[str]:
-        """Return the events in the log, of which that many lines are older."""
         return {line["event"] for line in self.gateway.log_lines()[lines:]}
 
     async def examine(self, *, sees_mounts: bool = True) -> set[str]:

@@ -35,8 +35,6 @@ CLIENTS = 8
 
 
 class Counts(NamedTuple):
-    """What is there of an image."""
-
     parts: int
     vectors: int
     lines: int
@@ -49,7 +47,6 @@ _WITHOUT_PARTS = {**_WITH_PARTS, "enable_detection": "false", "enable_faces": "f
 
 
 def draw(number: int) -> bytes:
-    """Draw a picture with a bright background of its own."""
     return small_models.scene("PNG", f"#{255 - number % 16:02x}{255 - number // 16 % 16:02x}{255 - number // 256:02x}")
 
 
@@ -79,7 +76,6 @@ async def post(socket: Path, path: str, body: bytes = b"", method: str = "POST",
 
 
 async def get(fleet: Fleet, path: str, body: bytes = b"", method: str = "GET", **query: object) -> dict[str, Any]:
-    """Ask until there is an answer."""
     end = monotonic() + PATIENCE_SECONDS
     while (answer := await post(fleet.sockets[0], path, body, method, **query)).status in AWAY:
         assert monotonic() < end
@@ -204,7 +200,6 @@ async def test_folder_is_indexed_although_its_worker_is_killed(tmp_path: Path) -
 
 
 def search_of(fleet: Fleet) -> psutil.Process:
-    """Return the parent of the worker that searches."""
     (process,) = [each for each in fleet.instances() if each.name() == "search"]
     return process
 

@@ -40,8 +40,6 @@ FOUND = [2, 0.75, 4 / SIDE, 8 / SIDE, 16 / SIDE, 24 / SIDE]
 
 
 class Detector:
-    """A connection as that of Frigate's plugin."""
-
     def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
         self.socket = context.socket(zmq.REQ)
         self.socket.linger = 0
@@ -53,7 +51,6 @@ class Detector:
         return bytes(answer)
 
     async def detect(self, *frames: bytes) -> list[list[float]]:
-        """Return the rows that are not zeros."""
         rows = np.frombuffer(await self.ask(*(frames or message(PIXELS))), np.float32).reshape(20, 6)
         return [row for row in rows.tolist() if any(row)]
 

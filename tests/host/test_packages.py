@@ -88,7 +88,6 @@ def with_byte(place: Callable[[bytes], int], value: int) -> Callable[[bytes], by
 
 
 def entry(data: bytes) -> int:
-    """Find the file's entry in the directory of the archive."""
     return data.rindex(MEMBER.encode()) - 46
 
 

@@ -58,13 +58,11 @@ async def open_batch(
 
 
 async def outcomes(batch: BatchRequest[Detections]) -> list[Any]:
-    """Return the reports of `keep` in order of completion."""
     async with batch.run(keep) as done:
         return [await image for image in done]
 
 
 def used(world: World) -> tuple[int, int]:
-    """Return the memory used by all images and by batches, bytes."""
     return world.admission.memory.used_bytes, world.admission.batch_memory.used_bytes
 
 

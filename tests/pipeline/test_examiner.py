@@ -49,8 +49,6 @@ class OneModel(FakeTriton):
 
 
 class Examined:
-    """A world whose worker asks."""
-
     def __init__(self, world: World) -> None:
         assert isinstance(world.fake, OneModel)
         self.world, self.fake = world, world.fake

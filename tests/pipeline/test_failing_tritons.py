@@ -137,8 +137,6 @@ CONFIG_OF_BATCHES = {**CONFIG, "max_batch_size": 4}
 
 
 class AnsweringTriton(FakeTriton):
-    """Answers batches of any size."""
-
     def __init__(self) -> None:
         super().__init__()
         self.config = CONFIG_OF_BATCHES
@@ -149,7 +147,6 @@ class AnsweringTriton(FakeTriton):
 
     @property
     def batches(self) -> list[int]:
-        """The number of images in each call, without those of probes."""
         return [request.inputs[0].shape[0] for request in self.requests if request.id != "probe"]
 
     @property

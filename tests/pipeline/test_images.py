@@ -57,7 +57,6 @@ class Triton:
         self.calls: list[Sent] = []
         self.faults: list[object] = []
         self.longest = 0.0
-        """Seconds that the longest call took."""
 
     async def infer(
         self, _: object, tensors: Sequence[NDArray[Any]], *, request_id: str, slot: Slot | None = None, **__: object

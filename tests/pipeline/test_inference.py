@@ -1,27 +1,21 @@
 """Inferences at one Triton: what is tried again, and what stays in use until an RPC has ended."""
 
 import asyncio
-import signal
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
-import psutil
 import pytest
 
-from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady
-from app.main import create_app
 from app.pipeline import triton_calls
 from app.resilience.fairness import Caller
-from app.settings.schema import Settings
 from app.telemetry.trace_context import TraceContext
-from app.triton.shared_memory import SHM, Arena
+from app.triton.shared_memory import SHM
 from app.triton.status import Overloaded
 from tests.fakes.triton import GONE, SPEC, Refusal, infer_response
 from tests.pipeline.conftest import BROKEN, FULL, LATE, MISSHAPEN, STOPPING, fail, is_closed
-from tests.support import SCENE, eventually, finds, json, started
+from tests.support import eventually
 from tests.world import IMAGE, World
 
 TRACE = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
@@ -160,24 +154,3 @@ async def test_caller_with_no_image_under_way_has_one_extra_call(world: World) -
     world.let_answer()
 
     await asyncio.gather(*asking)
-
-
-@pytest.mark.system
-async def test_slot_is_free_only_when_its_rpc_to_a_real_triton_has_ended(
-    own_triton: tuple[Settings, EmbeddedTriton], arenas: list[Arena]
-) -> None:
-    settings, server = own_triton
-    hasty = msgspec.structs.replace(settings, timeout_seconds=0.5, transport="shm")
-    process = psutil.Process(server.pid)
-    async with started(create_app(hasty)) as client:
-        assert await finds(client)
-        (arena,) = arenas
-        process.send_signal(signal.SIGSTOP)
-        try:
-            await eventually(lambda: process.status() == psutil.STATUS_STOPPED)
-            assert json(await client.post("/predict/six_columns", content=SCENE), 504)["code"] == "deadline_passed"
-            assert arena.lent_bytes
-        finally:
-            process.send_signal(signal.SIGCONT)
-
-        await eventually(lambda: not arena.lent_bytes)

@@ -349,16 +349,6 @@ def test_address_that_could_lead_elsewhere_is_rejected(url: str, message: str) -
     assert raised.value.__cause__ is None
 
 
-def test_redirect_may_be_relative() -> None:
-    base = parse("https://a.org/x/y?z", ANY)
-
-    assert str(parse("w.jpg", ANY, base).url) == "https://a.org/x/w.jpg"
-    assert str(parse("//b.org/w.jpg", ANY, base).url) == "https://b.org/w.jpg"
-    for url in ("http://a.org/", "//b.org/"):
-        with pytest.raises(UrlNotAllowed):
-            parse(url, ["a.org"], base)
-
-
 @given(st.one_of(st.text(), st.text().map("https://{}".format), st.text(alphabet="ah.:/@[]%?#\\0*1").map("https://{}".format)))
 def test_any_text_is_parsed_or_rejected(url: str) -> None:
     try:

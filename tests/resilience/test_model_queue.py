@@ -67,7 +67,6 @@ async def test_higher_priorities_and_later_steps_come_first(table: WorkerTable) 
 
 
 def ask(queue: ModelQueue, caller: Caller) -> Permit | None:
-    """Admit a request and return its permit; None if it is rejected."""
     try:
         queue.check(caller, 0)
     except GatewayFull:

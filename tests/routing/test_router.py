@@ -97,8 +97,6 @@ def context(seconds: float = 30, key: str = "") -> CallContext:
 
 
 class Routed:
-    """A worker with a route to version 2 of a model."""
-
     def __init__(self, world: World, fake: Versions, path: Path, metrics: Metrics) -> None:
         self.world, self.fake, self.notes, self.metrics = world, fake, Notes(), metrics
         notes: Any = self.notes
@@ -121,7 +119,6 @@ class Routed:
 
     @property
     def counted(self) -> dict[tuple[str, ...], float]:
-        """Requests by model, part and status."""
         samples = [one for family in self.metrics.collect() for one in family.samples if one.name == "api_route_requests_total"]
         return {tuple(one.labels[name] for name in ("model", "part", "status")): one.value for one in samples if one.value}
 
@@ -272,7 +269,6 @@ async def test_fallback_answers_while_the_circuit_is_open(routed: Routed) -> Non
 
 
 async def batch(routed: Routed, images: int, **options: Any) -> list[str]:  # noqa: ANN401
-    """Return the versions that answered the images, or the codes of errors."""
     opened = await BatchRequest.open(routed.world.pipeline, [SCENE] * images, OPTIONS._replace(model=NAME, **options), context())
     outcomes = []
 

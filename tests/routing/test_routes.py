@@ -154,8 +154,6 @@ NAME = "detector"
 
 
 class Worker:
-    """A worker of the host, which follows the routes file."""
-
     def __init__(self, path: Path) -> None:
         self.table = WorkerTable()
         self.metrics = Metrics(self.table, "1")

@@ -12,20 +12,6 @@ from app.triton.client import TritonClient
 from tests.support import started
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tell how many blocks of the documentation were run."""
-    reports = [report for name in ("passed", "failed") for report in terminalreporter.stats.get(name, [])]
-    lines = [
-        f"{report.nodeid.partition('[')[2].rstrip(']')}: {value[0]} run, {value[1]} not run"
-        for report in reports
-        for name, value in report.user_properties
-        if name == "blocks" and any(value)
-    ]
-    if lines:
-        terminalreporter.section("blocks of the documentation")
-        terminalreporter.line("\n".join(sorted(lines)))
-
-
 @pytest.fixture(scope="module")
 def own_triton(own: Settings) -> Iterator[EmbeddedTriton]:
     server = EmbeddedTriton(own)
@@ -43,7 +29,6 @@ async def gateway(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[ht
 
 @pytest.fixture
 async def own_client(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
-    """A client that talks to that Triton directly."""
     assert own_triton.poll() is None
     client = TritonClient(own.triton_address)
     yield client

@@ -12,20 +12,16 @@ import tensorrt_rtx_bindings as trt
 
 
 class Log(trt.ILogger):
-    """The errors of a builder."""
-
     def __init__(self):
         super().__init__()
         self.errors = []
 
     def log(self, severity, text):
-        """Keep an error."""
         if severity <= trt.ILogger.ERROR:
             self.errors.append(text)
 
 
 def examine(file, width, height):
-    """Return what is printed of a file."""
     log = Log()
     builder = trt.Builder(log)
     network = builder.create_network(0)

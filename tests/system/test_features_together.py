@@ -50,7 +50,6 @@ ROWS = {"all": EVERY, "none": frozenset[str](), **{f"all but {name}": EVERY - {n
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Settings for models that the features need."""
     folder = tmp_path_factory.mktemp("together")
     models.write(folder / "all")
     other_tasks.write_readers(folder / "all")
@@ -116,7 +115,6 @@ class Operator:
 
 @pytest.fixture
 def common(own: Settings, own_triton: EmbeddedTriton, database: str, tmp_path: Path) -> dict[str, object]:
-    """Settings by name that do not depend on what is on."""
     assert own_triton.poll() is None
     (tmp_path / "routes.toml").write_text(ROUTE, encoding="utf-8")
     (tmp_path / "shapes.toml").write_text(CASCADE, encoding="utf-8")

@@ -45,7 +45,6 @@ async def exchange(connection: Connection, request: bytes) -> tuple[int, str]:
 
 
 async def is_alive(connection: Connection) -> bool:
-    """Return whether the connection serves a further request."""
     answer = await connection.ask(encode(b"", "/livez", "GET"))
     return (answer.status, answer.body) == (200, b'{"status":"alive"}')
 

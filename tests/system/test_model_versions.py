@@ -46,12 +46,10 @@ class Service(NamedTuple):
         return self.run("add", export(version, self.folder), "--name", name)
 
     def model(self, name: str) -> dict[str, Any] | None:
-        """Return what /models says about a model."""
         listed = httpx.get(f"{self.url}/models", timeout=30).json()["models"]
         return next((one for one in listed if one["name"] == name), None)
 
     def answer(self, name: str, query: str = "") -> tuple[int, str]:
-        """Return the status of an answer, and the version whose object it contains, or else its code."""
         response = httpx.post(f"{self.url}/predict/{name}{query}", content=SCENE, timeout=30)
         return response.status_code, version_of(response.content) if response.is_success else response.json()["code"]
 
@@ -96,8 +94,6 @@ def service(folder: Path, instances: int = 2, **more: object) -> Iterator[Servic
 
 
 class Traffic:
-    """Clients that ask for a model without pause."""
-
     def __init__(self, url: str) -> None:
         self.url = url
         self.statuses = Counter[int]()

@@ -24,7 +24,6 @@ SECONDS = 8.0
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """Two instances with a worker each, and five models."""
     models.write(tmp_path / "all")
     repository = tmp_path / "models"
     for name in (DEFAULT, *OTHERS):

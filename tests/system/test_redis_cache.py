@@ -26,8 +26,6 @@ HIT = "hit"
 
 
 class Asked(NamedTuple):
-    """A request, and what was answered."""
-
     photo: int
     answer: Answer
 
@@ -72,12 +70,12 @@ class Service(NamedTuple):
     redis: RedisServer
     photos: list[bytes]
     settings: dict[str, object]
-    keys: list[str]
+    key: str
 
     def run(self, *arguments: object) -> None:
         run_nereid(*arguments, **self.settings).check_returncode()
 
-    async def ask(self, photos: Sequence[int], key: int = 0, **headers: str) -> list[Asked]:
+    async def ask(self, photos: Sequence[int], **headers: str) -> list[Asked]:
         """Send photos in this order, over connections to all workers."""
         left, asked = iter(photos), []
 
@@ -85,7 +83,7 @@ class Service(NamedTuple):
             socket = self.fleet.sockets[number % WORKERS]
             async with await Connection.open(f"unix:{socket}") as connection:
                 for position in left:
-                    request = encode(self.photos[position], X_API_Key=self.keys[key], **headers)
+                    request = encode(self.photos[position], X_API_Key=self.key, **headers)
                     asked.append(Asked(position, await connection.ask(request)))
 
         await asyncio.gather(*map(run_client, range(CLIENTS)))
@@ -99,7 +97,6 @@ class Service(NamedTuple):
 
 
 def result(asked: Asked) -> Any:  # noqa: ANN401 - a JSON document
-    """Return an answer without what differs each time."""
     assert asked.answer.status == 200, asked.answer.body
     document = json.loads(asked.answer.body)
     return {name: value for name, value in document.items() if not name.endswith(("_ms", "_id"))}
@@ -117,13 +114,13 @@ def service() -> Iterator[Service]:
         secret = _private(folder / "secret", "a secret of at least thirty-two bytes")
         cache = {"cache": redis.url, "cache_key_file": secret}
         given = {"model_repository": repository, "triton_home": folder / "triton", **cache}
-        made = [run_nereid("key", caller, **given) for caller in ("one", "two")]
-        keys = _private(folder / "keys.toml", "".join(done.stderr for done in made))
+        made = run_nereid("key", "one", **given)
+        keys = _private(folder / "keys.toml", made.stderr)
         settings = {"model": "pixels", "api_keys_file": keys, "timeout_seconds": 30, **cache}
         run_nereid("add", _export(folder, 1), "--name", "pixels", **given).check_returncode()
         with running_fleet(repository, folder, instances=WORKERS, settings=settings) as fleet:
             photos = [photo(number) for number in range(PHOTOS)]
-            made_service = Service(fleet, redis, photos, given, [done.stdout.strip() for done in made])
+            made_service = Service(fleet, redis, photos, given, made.stdout.strip())
             while "" in {one.cache for one in asyncio.run(made_service.ask(range(PHOTOS)))}:
                 pass  # workers that do not know the model yet
             yield made_service
@@ -179,15 +176,6 @@ async def test_no_answer_is_another_ones_while_redis_comes_and_goes(service: Ser
         print(f"{name}: {len(asked)} requests, {dict(Counter(one.cache for one in asked))}, p99 {p99(asked):.1f} ms")  # noqa: T201
     assert HIT in {one.cache for one in parts["with Redis"]}
     assert HIT not in {one.cache for one in parts["while it hangs"]}
-
-
-async def test_keys_do_not_share_entries(service: Service) -> None:
-    await asyncio.to_thread(service.run, "cache", "clear")
-    for key in range(2):
-        (first,) = await service.ask([7], key)
-        assert first.cache == "miss"
-        while HIT not in {one.cache for one in await service.ask([7], key)}:
-            pass  # it is being stored
 
 
 @pytest.mark.timeout(300)

@@ -32,7 +32,6 @@ class Versions(FakeTriton):
         self.answer = infer_response(output0=ROWS)
         self.is_sick = False
         self.asked_third = 0
-        """How often the third version was asked."""
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         answer = await super().ModelInfer(request, context)
@@ -45,8 +44,6 @@ class Versions(FakeTriton):
 
 
 class Operator:
-    """Asks a route, and changes it."""
-
     def __init__(self, gateway: Gateway, client: httpx.AsyncClient, key_file: Path) -> None:
         self.gateway, self.client, self.key_file = gateway, client, key_file
 
@@ -69,7 +66,6 @@ class Operator:
         return str(json(await self.client.get("/health"))["withdrawn_canaries"].get(NAME, ""))
 
     async def compare(self) -> list[str]:
-        """Return the lines of `nereid compare`."""
         done = await asyncio.to_thread(run_nereid, "compare", NAME, "--key-file", self.key_file, port=self.gateway.port)
         assert not done.returncode, done.stderr
         return done.stdout.splitlines()
@@ -77,7 +73,6 @@ class Operator:
 
 @asynccontextmanager
 async def operated(fake: FakeTriton, folder: Path) -> AsyncIterator[Operator]:
-    """Run a gateway of two workers with the routes and the key in a folder."""
     files = {"routes_file": folder / "routes.toml", "api_keys_file": folder / "keys.toml"}
     headers = {"X-API-Key": (folder / "key").read_text(encoding="utf-8")}
     async with (

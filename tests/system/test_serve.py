@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import shutil
 import signal
 import subprocess
@@ -142,24 +141,6 @@ def test_the_parent_of_the_workers_has_no_grpc() -> None:
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
 
 
-def test_home_in_use_is_reported(fleet: Fleet) -> None:
-    environ = {**fleet.process.environ(), "NEREID_PORT": str(free_port())}
-    serve = [sys.executable, "-m", "app", "serve"]
-    second = subprocess.run(serve, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-
-    assert second.returncode == 1
-    assert re.fullmatch(rf"(nereid: another process.* runs the Triton in {fleet.folder / 'triton'}; .*\n){{2}}", second.stderr)
-    assert fleet.is_ready()
-
-
-def test_other_commands_find_triton_by_its_home(fleet: Fleet) -> None:
-    doctor = [sys.executable, "-m", "app", "doctor", "--json"]
-    done = subprocess.run(doctor, cwd=ROOT, env=fleet.process.environ(), stdout=subprocess.PIPE, check=False)
-    severities = {finding["code"]: finding["severity"] for finding in json.loads(done.stdout)["findings"]}
-
-    assert (severities["triton"], severities["shared_memory"]) == ("ok", "ok")
-
-
 async def is_full(url: str) -> bool:
     """Return whether an instance rejects a request because of others; instances learn of each other within a second."""
     for _ in range(20):
@@ -185,26 +166,7 @@ async def test_instances_are_one_service(tmp_path: Path) -> None:
         assert (await request).status == 200
 
         family = fleet.family()
-        killed, other = sorted(fleet.instances(), key=lambda process: float(process.create_time()))
-        killed.kill()
-        assert (await ask(second, encode(b"", "/livez", "GET"))).status == 200
-        await asyncio.to_thread(wait_for, lambda: fleet.says("instance nereid-1.sock exited with code -9; restart") > 0)
-        await asyncio.to_thread(wait_for, fleet.is_ready)
-        assert other in fleet.instances()
-
-        family += fleet.family()
         fleet.process.terminate()
         assert await asyncio.to_thread(fleet.process.wait) == 0
         assert all(map(has_ended, family))
         assert fleet.sockets == []
-
-
-def test_triton_without_its_backend_is_started_again(fleet: Fleet) -> None:
-    """It does not notice that a process has died in which it runs a model, and fails requests from then on."""
-    triton = fleet.triton()
-    assert triton is not None
-    fleet.stubs(MODEL)[0].kill()
-
-    wait_for(lambda: has_ended(triton))
-    wait_for(lambda: fleet.says("nereid: Triton does not work (") > 0)
-    wait_for(lambda: detects(fleet))

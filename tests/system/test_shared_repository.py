@@ -74,7 +74,6 @@ def tritons(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def socket_of(home: Path) -> Path:
-    """Return where the Triton with this home listens."""
     return home / "run" / TRITON_SOCKET
 
 
@@ -116,7 +115,6 @@ def test_each_triton_loads_what_is_added(tmp_path: Path, repository: Path, trito
 
 
 def has(address: str, *, is_wanted: bool) -> bool:
-    """Return whether a Triton has the model, or has not, as is wanted."""
     try:
         return BlockingClient(address).is_ready("doors") is is_wanted
     except GatewayError:

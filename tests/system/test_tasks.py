@@ -1,7 +1,6 @@
 """Masks, keypoints and oriented boxes are those of Ultralytics' predictor, for each form in which a model is exported."""
 
 import json as stdlib_json
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import cv2
@@ -16,7 +15,7 @@ from pycocotools.cocoeval import COCOeval
 
 from app.__main__ import main
 from app.settings.schema import Settings
-from tests.reference_detector import QUERY, iou
+from tests.reference_detector import QUERY, iou, pair
 from tests.support import ROOT, json, triton_home
 
 FOLDER = ROOT / ".task_models"
@@ -26,8 +25,6 @@ ROUTES = {"seg": "/segment", "pose": "/pose", "obb": "/obb"}
 NO_MODELS = "there are no trained models; `./just task-models` makes them"
 
 Object = dict[str, Any]
-Pair = tuple[Object, Object]
-Overlap = Callable[[Object, Object], float]
 
 
 def is_there(task: str, form: str) -> bool:
@@ -58,29 +55,14 @@ async def ask(gateway: httpx.AsyncClient, task: str, form: str, **parameters: st
 
 
 def overlap_of_boxes(one: Object, other: Object) -> float:
-    return iou(one["box"], [other[name] for name in ("x1", "y1", "x2", "y2")])
+    return iou(one["box"], [other[name] for name in ("x1", "y1", "x2", "y2")]) if one["class"] == other["class"] else 0.0
 
 
 def overlap_of_corners(one: Object, other: Object) -> float:
     first, second = np.array(one["corners"], np.float32), np.array(other["corners"], np.float32)
     both = cv2.intersectConvexConvex(first, second)[0]
-    return float(both / (cv2.contourArea(first) + cv2.contourArea(second) - both))
-
-
-def pair(expected: Sequence[Object], found: Sequence[Object], overlap: Overlap) -> Iterator[Pair]:
-    """Pair objects of a class whose overlap is at least 0.9, best pairs first, each object in at most one pair."""
-    pairs = [
-        (overlap(one, other), i, j)
-        for i, one in enumerate(expected)
-        for j, other in enumerate(found)
-        if one["class"] == other["class"]
-    ]
-    left = set(range(len(expected))), set(range(len(found)))
-    for value, i, j in sorted(pairs, reverse=True):
-        if value >= 0.9 and i in left[0] and j in left[1]:
-            left[0].remove(i)
-            left[1].remove(j)
-            yield expected[i], found[j]
+    union = cv2.contourArea(first) + cv2.contourArea(second) - both
+    return float(both / union) if one["class"] == other["class"] else 0.0
 
 
 @pytest.mark.parametrize(("task", "form"), EXPORTS)
@@ -91,7 +73,7 @@ async def test_objects_are_those_of_the_predictor(gateway: httpx.AsyncClient, ta
     expected = stdlib_json.loads((FOLDER / task / f"{form}.json").read_bytes())
     found = await ask(gateway, task, form, **({"masks": "rle"} if task == "seg" else {}))
     overlap = overlap_of_corners if task == "obb" else overlap_of_boxes
-    pairs = [both for name in expected for both in pair(expected[name], found[name]["detections"], overlap)]
+    pairs = [both for name in expected for both in pair(expected[name], found[name]["detections"], overlap, 0.9)]
     f1 = 2 * len(pairs) / sum(len(expected[name]) + found[name]["num_detections"] for name in expected)
     print(f"{task} {form}: F1 {f1:.4f}, {len(pairs)} pairs")  # noqa: T201
 

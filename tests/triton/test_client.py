@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import trustme
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, load_pem_private_key
-from tritonclient.grpc import service_pb2 as messages
 
 from app.errors import (
     DeadlinePassed,
@@ -20,14 +19,13 @@ from app.errors import (
     UnknownModel,
 )
 from app.main import create_app
-from app.model.spec import ModelSpec, from_triton_config
+from app.model.spec import from_triton_config
 from app.settings.schema import Settings
 from app.triton import client as client_module
 from app.triton.client import TritonClient
 from app.triton.credentials import CredentialsError, load
-from app.triton.messages import InferResult, infer_request
+from app.triton.messages import InferResult
 from app.triton.server_info import ServerInfo
-from app.triton.shared_memory import Arena, Slot
 from app.triton.status import (
     Disconnected,
     Draining,
@@ -69,30 +67,6 @@ async def test_server_is_known_while_it_is_connected(monkeypatch: pytest.MonkeyP
 
 
 BATCHED = from_triton_config({**CONFIG, "max_batch_size": 8}, "1")
-PIXELS = np.arange(32 * 32 * 3, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
-
-
-def parsed(spec: ModelSpec, *tensors: np.ndarray, seconds: float = 1.5, slot: Slot | None = None) -> messages.ModelInferRequest:
-    data = infer_request(spec, tensors, timeout_seconds=seconds, request_id="abc", slot=slot, priority=2)
-    return messages.ModelInferRequest.FromString(data)
-
-
-def test_batch_is_one_piece_inline_and_in_shared_memory() -> None:
-    arena = Arena(4 * PIXELS.nbytes)
-    slots = [slot for _ in range(4) if (slot := arena.take(PIXELS.nbytes))]
-    tensors = [slot.array(SPEC.image_shape, np.uint8) for slot in slots[1:]]
-    for number, tensor in enumerate(tensors):
-        tensor[:] = PIXELS + number
-    inline, shared = parsed(BATCHED, *tensors), parsed(BATCHED, *tensors, slot=slots[1])
-    arena.close()
-
-    assert list(inline.inputs[0].shape) == list(shared.inputs[0].shape) == [3, 32, 32, 3]
-    assert inline.raw_input_contents[0] == np.stack(tensors).tobytes()
-    assert not shared.raw_input_contents
-    parameters = shared.inputs[0].parameters
-    assert parameters["shared_memory_region"].string_param == arena.region
-    assert parameters["shared_memory_offset"].int64_param == PIXELS.nbytes
-    assert parameters["shared_memory_byte_size"].int64_param == 3 * PIXELS.nbytes
 
 
 def test_result_of_a_batch_is_split_by_image() -> None:

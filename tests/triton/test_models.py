@@ -242,17 +242,6 @@ async def test_failed_load_is_not_repeated_at_once_and_takes_no_place(host: Host
     assert host.fake.told == ["load a", "load b", "unload a", "load c", "load c", "load d", "unload b", "load c"]
 
 
-async def test_only_models_of_the_repository_are_loaded(host: Host) -> None:
-    worker = host.worker()
-    (host.repository / "not_pulled").mkdir()
-    with worker.using("unknown"):
-        await host.load(worker, "not_pulled", "../a", ".", "unknown", "a/1")
-    assert host.fake.told == []
-    (host.repository / "new" / "1").mkdir(parents=True)
-    await host.load(worker, "new")
-    assert host.fake.told == ["load new"]
-
-
 async def test_killed_worker_leaves_no_mark(host: Host) -> None:
     worker = host.worker()
     await host.load(worker, "a")

@@ -31,7 +31,6 @@ HEAD = b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1], "data":
 
 
 def encoded(binary: bytes, shape: tuple[int, ...], datatype: str, **others: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Put a tensor behind the JSON; arguments for httpx."""
     own = {"name": "image", "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(binary)}}
     document = msgspec.json.encode({"inputs": [own], **others})
     return {"content": document + binary, "headers": {LENGTH: str(len(document))}}

@@ -22,7 +22,6 @@ def error_of(call: Callable[..., object], *arguments: object) -> list[object] | 
 
 
 def infer(api_url: str, path: str, url: str) -> object:
-    """Give the picture in each way."""
     client = InferenceHTTPClient(api_url=api_url, api_key="none").select_model("yolo11n/1")
     image = Image.open(path)
     array = np.asarray(image)[:, :, ::-1]
