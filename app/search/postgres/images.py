@@ -25,7 +25,7 @@ from app.search.engine import (
 )
 from app.search.postgres.connection import Connection, lock
 from app.search.postgres.values import check_metadata, check_text, folded, grams_of, record, to_uuid
-from app.search.postgres.vectors import NewVectors, Table, Vectors, active, insert, lacking_of, nearest, tables
+from app.search.postgres.vectors import PART_OF, NewVectors, Table, Vectors, active, insert, lacking_of, nearest, tables
 
 T = TypeVar("T")
 _MAX_TEXT, _MAX_GRAMS = 100_000, 50_000
@@ -162,6 +162,9 @@ class Images(Vectors):
                 f"SELECT vector::vector FROM vectors_{table.number} WHERE image = $1 AND part IS NULL", row["number"]
             )
             indexed = await _count(connection, row["number"])
+            for family, part in PART_OF.items():  # an image whose vectors are lost is left out
+                if (searched := await active(connection, family)) and "model" in (row["states"] or {}).get(part, {}):
+                    row["states"][part]["model"] = searched.model
         return record(
             StoredImage,
             row,

@@ -39,6 +39,14 @@ SELECT $1, $2, $3, metadata, added_at, $4, $5 FROM images WHERE number = $1
 ON CONFLICT DO NOTHING
 """
 
+_RANGE = "number > $1 AND number <= $2"
+PART_OF: Mapping[Family, str] = {"image": "embedding", "face": "face_embeddings"}
+"""In states of an image: the part whose vectors are of a family."""
+_LEAVE_OUT = """
+UPDATE images SET states = coalesce(states, '{}') || jsonb_build_object($2::text,
+    jsonb_build_object('state', 'left_out', 'why', 'its vectors were lost when the model was changed to ' || $3::text))
+WHERE number = ANY ($1)
+"""
 _SHORTLY = "SET LOCAL lock_timeout = '1s'"
 _COUNT_SECONDS, _MAX_NUMBER = 600, 2**63 - 1
 
@@ -117,17 +125,19 @@ class Vectors(Database):
             await connection.execute(
                 "SELECT pg_advisory_xact_lock_shared($1), set_config('statement_timeout', '0', true)", VECTORS_LOCK
             )
-            lost = await _count_lacking(connection, await by_state(connection, family), 0, last)
-        if lost <= may_lose:
+            lost = await _images_lacking(connection, await by_state(connection, family), _RANGE, 0, last)
+        if len(lost) <= may_lose:
             async with self._alone() as connection:
                 known = await by_state(connection, family)
                 if "next" not in known:
-                    return lost
-                if await _count_lacking(connection, known, last, _MAX_NUMBER):
+                    return len(lost)
+                if await _images_lacking(connection, known, _RANGE, last, _MAX_NUMBER):
                     return None
+                lost = await _images_lacking(connection, known, "image = ANY ($1)", lost)
+                await connection.execute(_LEAVE_OUT, lost, PART_OF[family], known["next"].model)
                 await connection.execute("DELETE FROM models WHERE number = $1", known["active"].number)
                 await connection.execute("UPDATE models SET state = 'active' WHERE number = $1", known["next"].number)
-        return lost
+        return len(lost)
 
     async def drop_unused(self) -> None:
         """Drop the tables of vectors that are not searched any more; raise SearchUnavailable if a backup, for one, reads them."""
@@ -202,9 +212,9 @@ async def begin(connection: Connection, family: Family, model: str, dimensions: 
     await connection.execute(_TABLE.format(n=number, type=kind, dimensions=dimensions) + indexes)
 
 
-def _lacking(known: Mapping[str, Table]) -> str:
-    # Images and parts of vectors after $1 and up to $2 that have none of the next model.
-    some = f"FROM vectors_{known['active'].number} WHERE number > $1 AND number <= $2"
+def _lacking(known: Mapping[str, Table], where: str = _RANGE) -> str:
+    # Images and parts of such vectors that have none of the next model.
+    some = f"FROM vectors_{known['active'].number} WHERE {where}"
     others = f"FROM vectors_{known['next'].number} WHERE image IN (SELECT image {some})"
     return f"SELECT image, part {some} EXCEPT SELECT image, part {others}"
 
@@ -220,9 +230,9 @@ async def lacking_of(connection: Connection, image: int) -> Mapping[Family, str]
     return found
 
 
-async def _count_lacking(connection: Connection, known: Mapping[str, Table], after: int, last: int) -> int:
-    query = f"SELECT count(DISTINCT image) FROM ({_lacking(known)}) lacking"
-    return int(await connection.fetchval(query, after, last, timeout=_COUNT_SECONDS)) if "next" in known else 0
+async def _images_lacking(connection: Connection, known: Mapping[str, Table], where: str, *values: object) -> Sequence[int]:
+    query = f"SELECT DISTINCT image FROM ({_lacking(known, where)}) lacking"
+    return [row[0] for row in await connection.fetch(query, *values, timeout=_COUNT_SECONDS)] if "next" in known else []
 
 
 async def tables(connection: Connection) -> Sequence[Table]:

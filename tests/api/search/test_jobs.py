@@ -171,6 +171,10 @@ async def test_index_is_made_anew_with_another_model(
         assert {hit["image_id"] for hit in json(await client.post("/search/image?min_score=0", content=SCENE))["results"]} == {
             *("a.bmp", "kept")
         }
+        assert json(await client.get("/query/image/kept"))["parts"]["embedding"]["model"] == "faces_description:1"
+        assert "were lost" in json(await client.get("/query/image/lost"))["parts"]["embedding"]["why"]
+        assert json(await client.post("/ingest", content=scene("PNG", "green")))["is_completed"]
+        assert json(await client.get("/query/image/lost"))["parts"]["embedding"]["state"] == "there"
 
 
 async def failing(*_: object) -> None:
