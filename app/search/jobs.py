@@ -106,6 +106,7 @@ class _Work:
         self._search, self._engine, self._job, self._limits = search, search.engine, job, search.pipeline.limits
         self._slots = asyncio.Semaphore(2 * self._limits.decode_threads)  # while some are decoded, models answer about others
         self._turn_end = monotonic() + _TURN_SECONDS
+        self._is_careful, self._steps = job.deaths > 0, 0
 
     async def run(self) -> None:
         job = self._job
@@ -146,6 +147,7 @@ class _Work:
     async def _step(self, items: Sequence[T], name: Callable[[T], str | None], work: Work[T], position: str) -> None:
         """Work on items, and save that all up to a position are done; leave out the only one if it has ended several processes."""
         job, failures = self._job, list[Failure]()
+        self._steps += 1
         # The counts change once all items are done, because a part of them is done again.
         counts = Counter[str]()
 
@@ -166,6 +168,9 @@ class _Work:
         if monotonic() >= self._turn_end:
             raise _TurnOverError
 
+    def _size(self, most: int) -> int:
+        return 1 if self._is_careful and self._steps < most else most  # what has ended a process is among these
+
     async def _index_directory(self) -> None:
         job, files = self._job, self._search.files
         wanted = msgspec.convert(job.options, DirectoryOptions)
@@ -178,7 +183,7 @@ class _Work:
         job.counts |= {f"skipped:{suffix}": number for suffix, number in others.most_common(_MAX_SKIPPED)}
         start = bisect_right(paths, job.position)
         while start < len(paths):
-            chunk = paths[start : start + (1 if job.deaths else CHUNK)]
+            chunk = paths[start : start + self._size(CHUNK)]
             await self._step(chunk, str, partial(self._index, wanted.ingest), chunk[-1])
             start += len(chunk)
 
@@ -202,7 +207,7 @@ class _Work:
                 return "this change of the model was given up"
             last = await self._engine.last_vector(wanted.family)
             while (position := int(job.position or 0)) < last:
-                size = 1 if job.deaths else _BLOCK
+                size = self._size(_BLOCK)
                 images, position = await self._engine.images_without(wanted.family, position, last, size)
                 await self._step(images, self._own_id, partial(self._redescribe, wanted), str(position))
             if failed := job.counts.get("errors", 0):
