@@ -178,8 +178,11 @@ class _Work:
         began = monotonic()
         await self._wait({listing})
         self._turn_end = max(self._turn_end, monotonic() + 10 * (monotonic() - began))
-        paths, others, excluded = listing.result()
+        paths, others, excluded, unreadable = listing.result()
         job.counts["total_files"], job.counts["excluded"] = len(paths := paths[: wanted.max_images]), excluded
+        if unreadable:
+            job.counts["unreadable"] = len(unreadable)
+            await self._save([Failure(folder, "not_readable", "the folder cannot be read") for folder in unreadable[:CHUNK]])
         job.counts |= {f"skipped:{suffix}": number for suffix, number in others.most_common(_MAX_SKIPPED)}
         start = bisect_right(paths, job.position)
         while start < len(paths):

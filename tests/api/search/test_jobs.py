@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from errno import EACCES, EIO
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -98,6 +99,28 @@ async def test_dead_disk_delays_no_other_request(
     assert {problem["code"] for problem in late} == {"search_unavailable"}
 
 
+async def test_what_cannot_be_read_fails_alone(searching: httpx.AsyncClient, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that has an error is waited for."""
+    read, scan, is_over = Files._read, os.scandir, Event()  # noqa: SLF001
+    errors = [PermissionError(EACCES, "", f"{photos}/inner"), OSError(EIO, "")]
+
+    def scan_inner(folder: object) -> object:
+        if errors and str(folder).endswith("inner"):
+            raise errors.pop()
+        return scan(folder)
+
+    for limit, seconds in {"files._PATIENCE": 0.5, "jobs._PAUSE": 0, "jobs._POLL": 0.01}.items():
+        monkeypatch.setattr(f"app.search.{limit}_SECONDS", seconds)
+    monkeypatch.setattr(os, "scandir", scan_inner)
+    monkeypatch.setattr(Files, "_read", lambda self, path: is_over.wait() if path.endswith("b.PNG") else read(self, path))
+    answer = await index(searching, photos, **QUICK)
+    failures = json(await searching.get(f"/v1/ingest/jobs/{answer['job_id']}/failures"))["failures"]
+    is_over.set()
+
+    assert (answer["processed"], answer["unreadable"], errors) == (1, 1, [])
+    assert [each["name"].removeprefix(f"{photos}/") for each in failures] == ["b.PNG", "inner", "link.bmp", "pipe.bmp"]
+
+
 async def test_file_that_ends_its_process_is_tried_three_times(
     open_gateway: OpenGateway, own_engine: PostgresEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,8 +129,8 @@ async def test_file_that_ends_its_process_is_tried_three_times(
     for name in names:
         (tmp_path / name).write_bytes(SCENE)
     options = {"directory": str(tmp_path), "recursive": True, "max_images": None, "ingest": [[True] * 4, True, None]}
-    foreign = await own_engine.add_job("", "directory", options, {str(tmp_path): 1})
-    job = await own_engine.add_job("", "directory", options, await Files((), (), 0).identify([str(tmp_path)]))
+    foreign = await own_engine.add_job("", "directory", options, {str(tmp_path): os.stat(tmp_path).st_ino})  # noqa: PTH116
+    job = await own_engine.add_job("", "directory", options, await Files([tmp_path], (), 0).identify([str(tmp_path)]))
     for _ in range(4):
         await own_engine.claim_job(job.job_id, 0)
     away = [TritonUnavailable("away") for _ in range(200)]
