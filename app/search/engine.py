@@ -17,6 +17,10 @@ Family = Literal["image", "face"]
 FAMILY: Mapping[VectorIndex, Family] = {"global": "image", "vehicles": "image", "people": "image", "faces": "face"}
 
 
+States = Mapping[str, Mapping[str, str]]
+"""By part, as far as it was wanted: `state` (`there`, `none`: nothing was found, `left_out`), and `model`, or `why`."""
+
+
 class Vector(NamedTuple):
     """A vector, and the model that made it; only vectors of the same model can be compared."""
 
@@ -79,7 +83,6 @@ class NewImage(msgspec.Struct, kw_only=True):
     """In reading order; None if the text was not read."""
     thumbnail: bytes | None = None
     states: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By part, as far as it was wanted: `state` (`there`, `none`: nothing was found, `left_out`), and `model`, or `why`."""
 
 
 class Duplicate(NamedTuple):
@@ -97,8 +100,8 @@ class Known(NamedTuple):
     """An image with a content that is known."""
 
     duplicate: Duplicate
-    states: Mapping[str, Mapping[str, str]] | None
-    """As of `NewImage`; None for one that was added before these were kept."""
+    states: States | None
+    """None for one that was added before these were kept."""
     lacks: Mapping["Family", str]
     """The next models of which it has no vectors, or not of all parts."""
 
@@ -183,8 +186,8 @@ class StoredImage(msgspec.Struct, kw_only=True):
     lines: Sequence[TextPart]
     full_text: str
     vector: NDArray[np.float32] | None
-    states: dict[str, dict[str, str]] | None
-    """As of `NewImage`; None for one that was added before these were kept."""
+    states: States | None
+    """None for one that was added before these were kept."""
     duplicate_group: str | None
 
 
@@ -213,6 +216,8 @@ class Job(msgspec.Struct, kw_only=True):
     tenant: str
     kind: Literal["directory", "reindex"]
     options: dict[str, Any]
+    folders: dict[str, int] = field(default_factory=dict)
+    """Which whoever takes it must have, by the numbers of `Files.identify`."""
     state: Literal["waiting", "running", "done", "failed"] = "waiting"
     position: str = ""
     """How far it has come, in whatever its kind counts: everything up to there is done, or counted as failed."""

@@ -23,6 +23,7 @@ from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import LOW, Caller
 from app.search.engine import Failure, Family, Job
+from app.search.names import REGISTERED
 from app.search.service import IngestOptions, Search
 from app.telemetry.timing import Timing
 
@@ -38,6 +39,8 @@ _TURN_SECONDS = 30.0
 _ATTEMPTS, _PAUSE_SECONDS = 3, 5.0
 _MAX_SKIPPED, _MAX_ID = 20, 256
 
+_NOT_HERE = "it waits for a gateway on the machine where it was begun, with the same NEREID_SEARCH_FOLDERS; DELETE gives it up"
+_REGISTER = "a registered face has no file: register it again"
 _DEADLY = Failure("", "process_ended", f"the process has ended {_ATTEMPTS} times while it worked on this")
 
 T = TypeVar("T")
@@ -98,6 +101,8 @@ async def _claim(search: Search) -> Job | None:
             is_here = folders == await search.files.identify([*folders])
             if is_here and (job := await search.engine.claim_job(job_id, _LEASE_SECONDS)):
                 return job
+            if not is_here:
+                await search.engine.leave_job(job_id, _NOT_HERE)
     return None
 
 
@@ -155,7 +160,8 @@ class _Work:
             async with self._slots:
                 failure = _DEADLY if job.deaths >= _ATTEMPTS else await self._try(partial(work, item), counts)
             if failure is not None:
-                counts.update({"errors": 1, f"error:{failure.code}": 1})
+                is_gone = failure.code == "gone"
+                counts.update({"unreadable": 1, failure.why: 1} if is_gone else {"errors": 1, f"error:{failure.code}": 1})
                 if (named := name(item)) is not None:
                     failures.append(failure._replace(name=named))
 
@@ -192,7 +198,7 @@ class _Work:
 
     async def _index(self, options: IngestOptions, path: str, call: CallContext) -> Mapping[str, int]:
         if (image := await self._search.files.read(path)) is None:
-            raise FileNotFoundError(path)
+            raise OSError(path)
         first = self._search.options.folders[0]
         # What lies in other folders may have the same name.
         name = str(Path(path).relative_to(first)) if Path(path).is_relative_to(first) else path
@@ -213,19 +219,29 @@ class _Work:
                 size = self._size(_BLOCK)
                 images, position = await self._engine.images_without(wanted.family, position, last, size)
                 await self._step(images, self._own_id, partial(self._redescribe, wanted), str(position))
+            if await self._search.files.identify([*job.folders]) != job.folders:
+                job.position, job.counts = "", {}  # whatever was missing may come back
+                raise SearchUnavailable("A folder of the job is not there any more")
             if failed := job.counts.get("errors", 0):
                 return f"{failed} images could not be described (`failures`), so the index stays as it is: repeat this, {giving_up}"
             switching = asyncio.create_task(self._engine.switch_model(wanted.family, last, wanted.allow_missing))
             await self._wait({switching})
             if (lost := switching.result()) is not None and lost > wanted.allow_missing:
-                repeating = f"ingest them again and repeat this, repeat it with allow_missing={lost}, which loses them"
-                return f"the files of {lost} images are gone, so the index stays as it is: {repeating}, {giving_up}"
+                faces = job.counts.get(_REGISTER, 0)
+                again = f"register again those that are registered faces ({faces}), " if faces else ""
+                repeating = f"{again}ingest them again or delete them, and repeat this; or repeat it with allow_missing={lost}"
+                return (
+                    f"the files of {lost} images are gone, so the index stays as it is: {repeating}, which loses them, {giving_up}"
+                )
 
     async def _redescribe(self, wanted: ReindexOptions, image: tuple[str, str, str | None], call: CallContext) -> dict[str, int]:
         tenant, image_id, path = image
         content = None if path is None else await self._search.files.read(path)
-        is_there = content and await self._search.make_up(tenant, image_id, wanted.family, wanted.model, content, call)
-        return {"processed" if is_there else "unreadable": 1}
+        if content and await self._search.make_up(tenant, image_id, wanted.family, wanted.model, content, call):
+            return {"processed": 1}
+        raise FileNotFoundError(
+            _REGISTER if image_id.startswith(REGISTERED) else "its file is gone, or has changed: ingest it again"
+        )
 
     def _own_id(self, image: tuple[str, str, str | None]) -> str | None:
         return image[1] if image[0] == self._job.tenant else None
@@ -254,6 +270,8 @@ class _Work:
                     attempt < _ATTEMPTS and isinstance(error, DeadlinePassed | InferenceFailed)
                 )
                 failure = Failure("", error.code, error.detail)
+            except FileNotFoundError as error:
+                return Failure("", "gone", str(error))
             except OSError:
                 is_tried, failure = False, Failure("", "not_readable", "the file cannot be read, or is too large")
             except Exception:

@@ -135,7 +135,7 @@ class Vectors(Database):
                     return None
                 lost = await _images_lacking(connection, known, "image = ANY ($1)", lost)
                 await connection.execute(_LEAVE_OUT, lost, PART_OF[family], known["next"].model)
-                await connection.execute("DELETE FROM models WHERE number = $1", known["active"].number)
+                await delete_model(connection, family, "active")
                 await connection.execute("UPDATE models SET state = 'active' WHERE number = $1", known["next"].number)
         return len(lost)
 
@@ -143,13 +143,8 @@ class Vectors(Database):
         """Drop the tables of vectors that are not searched any more; raise SearchUnavailable if a backup, for one, reads them."""
         async with self.as_owner() as connection:
             await connection.execute(_SHORTLY)
-            rows = await connection.fetch(
-                "SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relname ~ '^vectors_[0-9]+$'"
-                " AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'models'::regclass)"
-                " AND relname NOT IN (SELECT 'vectors_' || number FROM models)"
-            )
-            for row in rows:
-                await connection.execute(f"DROP TABLE {row['name']}")
+            for row in await connection.fetch("DELETE FROM unused RETURNING number"):
+                await connection.execute(f"DROP TABLE IF EXISTS vectors_{row['number']}")
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[Connection]:
@@ -210,6 +205,12 @@ async def begin(connection: Connection, family: Family, model: str, dimensions: 
     kind = "vector" if 2 * dimensions <= _MAX_DIMENSIONS else "halfvec"
     indexes = "".join(_HNSW.format(n=number, index=name, type=kind) for name in FAMILY if FAMILY[name] == family)
     await connection.execute(_TABLE.format(n=number, type=kind, dimensions=dimensions) + indexes)
+
+
+async def delete_model(connection: Connection, family: Family, state: str) -> bool:
+    """Keep no vectors of a model any more; return False if there is no such one. Its table goes later: others may read it."""
+    query = "WITH old AS (DELETE FROM models WHERE family = $1 AND state = $2 RETURNING number)"
+    return bool(await connection.fetchval(f"{query} INSERT INTO unused SELECT number FROM old RETURNING true", family, state))
 
 
 def _lacking(known: Mapping[str, Table], where: str = _RANGE) -> str:

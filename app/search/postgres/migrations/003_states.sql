@@ -16,6 +16,8 @@ CREATE TABLE failures (
 CREATE UNIQUE INDEX ON failures (job_id, md5(name));  -- a path may be too long
 CALL protect('failures');
 
+CREATE TABLE unused (number integer PRIMARY KEY);  -- of tables of vectors that are to be dropped
+
 ALTER TABLE images ADD states jsonb;  -- of parts; null for images that were there before
 
 DO $$ DECLARE model record; BEGIN  -- what filters leave is counted before vectors are compared
