@@ -19,6 +19,7 @@ from app.search.engine import (
     NewImage,
     ObjectPart,
     Page,
+    States,
     StoredImage,
     TextPart,
     Vector,
@@ -34,7 +35,7 @@ INSERT INTO parts (image, part_id, position, index, box, score, thumbnail, class
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 """
 _DELETE_SAME = """
-DELETE FROM images WHERE image_id = $1 AND content_hash = $2 RETURNING path, metadata, group_id, added_at
+DELETE FROM images WHERE image_id = $1 AND content_hash = $2 AND states = $3 RETURNING path, metadata, group_id, added_at
 """
 
 
@@ -42,15 +43,22 @@ class Images(Vectors):
     """Images and what is in them."""
 
     async def add(
-        self, tenant: str, image: NewImage, *, skip_duplicates: bool = True, near: float | None = None, completes: bool = False
+        self,
+        tenant: str,
+        image: NewImage,
+        *,
+        skip_duplicates: bool = True,
+        near: float | None = None,
+        completes: States | None = None,
     ) -> Added:
         """Add an image, replacing other content of its id; from the cosine `near` on, it joins the group of the nearest one.
 
-        `completes`: it takes the place of the same one, whose time and group it keeps, and path and metadata if it has none.
+        `completes`: it takes the place of the same one, if that is in these states yet: its time and group stay, and path and
+        metadata if the new one has none.
         """
 
         async def write(connection: Connection, known: Sequence[Table]) -> Added:
-            old = completes and await connection.fetchrow(_DELETE_SAME, image.image_id, image.content_hash)
+            old = completes and await connection.fetchrow(_DELETE_SAME, image.image_id, image.content_hash, completes)
             if not old:
                 return await _add(connection, known, image, skip_duplicates=skip_duplicates, near=near)
             image.path, image.metadata = image.path or old["path"], image.metadata or old["metadata"]
@@ -141,6 +149,7 @@ class Images(Vectors):
     async def update(self, tenant: str, image_id: str, path: str | None, metadata: Mapping[str, Any]) -> Sequence[str]:
         """Change path and metadata of an image, if there are such and they are other ones; return which were."""
         async with self.as_tenant(tenant) as connection:
+            await lock(connection, (tenant, "id", image_id))
             row = await _find(connection, image_id)
             others = {"path": check_text(path or "", "The path of an image", 4096), "metadata": check_metadata(metadata)}
             changed = [name for name, value in others.items() if value and value != row[name]]

@@ -145,18 +145,22 @@ async def test_file_that_ends_its_process_is_tried_three_times(
     for limit, seconds in {"_PAUSE_SECONDS": 0, "_LEASE_SECONDS": 0, "_POLL_SECONDS": 0.01}.items():
         monkeypatch.setattr(f"app.search.jobs.{limit}", seconds)
     monkeypatch.setattr(Search, "ingest", ingest_later)
-    async with open_gateway():
+    async with open_gateway() as client:
 
         async def is_done() -> bool:
             return (await own_engine.job("", job.job_id)).state == "done"
 
         await until(is_done)
+        waiting = json(await client.get(f"/ingest/jobs/{foreign.job_id}"))
+        for status in (200, 404):
+            json(await client.delete(f"/ingest/jobs/{foreign.job_id}"), status)
     ended = await own_engine.job("", job.job_id)
     assert (ended.counts["processed"], ended.counts["duplicates"], begun_at) == (1, 1, [*names[:2]])
     assert [tuple(one)[:2] for one in (await own_engine.failures("", job.job_id, Page(9))).items] == [
         (str(tmp_path / "a.bmp"), "process_ended")
     ]
-    assert (await own_engine.job("", foreign.job_id)).state == "waiting"
+    assert (waiting["state"], waiting["status"], waiting["error"].endswith("DELETE gives it up")) == ("waiting", "success", True)
+    assert (await own_engine.job("", foreign.job_id)).state == "failed"
 
 
 async def test_index_is_made_anew_with_another_model(
@@ -173,7 +177,9 @@ async def test_index_is_made_anew_with_another_model(
 
         async def reindex(**given: object) -> tuple[Any, ...]:
             answer = json(await client.post("/v1/search/reindex", json=given), 201 if given.get("allow_missing") == 1 else 200)
-            return answer["state"], answer["processed"], answer["errors_count"], answer["unreadable"], answer["error"]
+            failures = json(await client.get(f"/ingest/jobs/{answer['job_id']}/failures"))["failures"]
+            codes = {each["code"] for each in failures}
+            return answer["state"], answer["processed"], answer["errors_count"], answer["unreadable"], answer["error"], codes
 
         with monkeypatch.context() as patch:
             patch.setattr(Describer, "describe_parts", failing)
@@ -181,17 +187,18 @@ async def test_index_is_made_anew_with_another_model(
         assert broken[:4] == ("failed", 0, 1, 2)
         assert "1 images could not be described" in broken[4]
         gone = await reindex()
-        assert gone[:4] == ("failed", 1, 0, 2)
+        assert (gone[:4], gone[5]) == (("failed", 1, 0, 2), {"gone"})
         assert "allow_missing=2" in gone[4]
+        assert "register" not in gone[4]
         assert await own_engine.models("image") == ("embedding:1", "faces_description:1")
-        json(await client.post("/ingest?image_id=new", content=scene("PNG", "red")), 201)
+        json(await client.post("/ingest?image_id=deepstack-face-new", content=scene("PNG", "red")), 201)
         json(await client.delete("/search/reindex/image"))
         assert await own_engine.models("image") == ("embedding:1", None)
         json(await client.delete("/search/reindex/image"), 404)
-        assert (await reindex())[3] == 3
-        json(await client.delete("/query/image/new"))
+        assert "register again those that are registered faces (1)" in (await reindex())[4]
+        json(await client.delete("/query/image/deepstack-face-new"))
         json(await client.post("/ingest", content=scene("PNG", "blue")))
-        assert await reindex(allow_missing=1) == ("done", 0, 0, 1, None)
+        assert await reindex(allow_missing=1) == ("done", 0, 0, 1, None, {"gone"})
         assert await own_engine.models("image") == ("faces_description:1", None)
         assert {hit["image_id"] for hit in json(await client.post("/search/image?min_score=0", content=SCENE))["results"]} == {
             *("a.bmp", "kept")
@@ -211,8 +218,10 @@ async def test_broken_next_model_fails_no_image(open_gateway: OpenGateway, own_e
         json(await client.post("/ingest", content=SCENE), 201)
         await own_engine.begin_model("image", "embedding:7", 64)
         answer = json(await client.post("/ingest", content=OTHER), 201)
+        known = json(await client.post("/ingest", content=SCENE))
         advice = json(await client.post("/search/reindex"), 400)["detail"]
         assert advice.endswith("DELETE /search/reindex/image gives up the change to embedding:7")
         json(await client.delete("/search/reindex/image"))
         assert json(await client.post("/search/reindex"), 400)["detail"].endswith("there is nothing to do")
-    assert "version 7" in answer["errors"][0]
+    assert known["status"] == "duplicate"
+    assert all("version 7" in each["errors"][0] for each in (answer, known))
