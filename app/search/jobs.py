@@ -164,6 +164,8 @@ class _Work:
                 counts.update({"unreadable": 1, failure.why: 1} if is_gone else {"errors": 1, f"error:{failure.code}": 1})
                 if (named := name(item)) is not None:
                     failures.append(failure._replace(name=named))
+                else:
+                    LOG.warning("an image of another tenant was not described", job=job.job_id, image=item, why=failure.why)
 
         tasks = {asyncio.create_task(one(item)) for item in items}
         await self._wait(tasks)

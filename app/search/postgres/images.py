@@ -1,13 +1,13 @@
 """Images: added, read and deleted, each with all of its parts in one transaction."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
 
-from app.errors import UnknownRecord
+from app.errors import SearchUnavailable, UnknownRecord
 from app.search.engine import (
     MAX_LISTED,
     Added,
@@ -37,6 +37,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 _DELETE_SAME = """
 DELETE FROM images WHERE image_id = $1 AND content_hash = $2 AND states = $3 RETURNING path, metadata, group_id, added_at
 """
+_REGISTERED = "number IN (SELECT image FROM parts WHERE name = $1)"
 
 
 class Images(Vectors):
@@ -102,21 +103,35 @@ class Images(Vectors):
     async def forget(self, tenant: str, name: str, least: float | None, *, delete_images: bool = False) -> Sequence[str]:
         """Delete the images that are registered under a name, and others with faces like these if wanted; return the ids of those.
 
-        These are, for each registered face, the nearest ones from the cosine `least` on, up to 1,000; none without it.
+        These are, for each registered face, the nearest ones from the cosine `least` on, up to 1,000; none without it. If they
+        are to be deleted, all is at once; raises UnknownRecord then if there is no such name. Otherwise, the name is deleted first.
         """
+        others, like = set[str](), list[Vector]()
         async with self.as_tenant(tenant) as connection:
-            await lock(connection, (tenant, "name", check_text(name, "The name of a person")))
-            others: set[str] = set()
+            rows = await connection.fetch(
+                f"SELECT image_id FROM images WHERE {_REGISTERED}", check_text(name, "The name of a person")
+            )
+            if delete_images and not rows:
+                raise UnknownRecord(
+                    "No face is registered under this name: find the images by a picture, and delete them one by one"
+                )
             if least is not None and (table := await active(connection, "face")):
-                registered = f"SELECT vector::vector FROM vectors_{table.number} JOIN parts ON part = part_id WHERE name = $1"
-                joined = "JOIN images ON number = n.image JOIN parts ON part_id = part"
-                select = f"SELECT image_id, n.score FROM n {joined} WHERE name IS NULL"
-                for row in await connection.fetch(registered, name):
-                    like = Vector(row["vector"], table.model)
-                    found = await nearest(connection, table, "faces", like, Page(MAX_LISTED), select=select, is_exact=True)
-                    others.update(hit["image_id"] for hit in found if hit["score"] >= least)
-            await connection.execute("DELETE FROM images WHERE number IN (SELECT image FROM parts WHERE name = $1)", name)
-            if delete_images:
+                query = f"SELECT vector::vector FROM vectors_{table.number} JOIN parts ON part = part_id WHERE name = $1"
+                like = [Vector(row["vector"], table.model) for row in await connection.fetch(query, name)]
+            ids = {row["image_id"] for row in rows}
+            if not delete_images:
+                await _forget(connection, tenant, name, ids)
+        async with self.as_tenant(tenant) as connection:  # which may take long
+            joined = "JOIN images ON number = n.image JOIN parts ON part_id = part"
+            select = f"SELECT image_id, n.score FROM n {joined} WHERE name IS NULL"
+            for vector in like:
+                if (table := await active(connection, "face")) is None or table.model != vector.model:
+                    raise SearchUnavailable("The index has changed its model meanwhile")
+                found = await nearest(connection, table, "faces", vector, Page(MAX_LISTED), select=select, is_exact=True)
+                others.update(hit["image_id"] for hit in found if hit["score"] >= least)
+        if delete_images:
+            async with self.as_tenant(tenant) as connection:
+                await _forget(connection, tenant, name, ids | others)
                 await connection.execute("DELETE FROM images WHERE image_id = ANY ($1)", [*others])
         return sorted(others)
 
@@ -206,6 +221,12 @@ class Images(Vectors):
         if found is None:
             raise UnknownRecord("There is no such thumbnail")
         return bytes(found)
+
+
+async def _forget(connection: Connection, tenant: str, name: str, ids: Collection[str]) -> None:
+    await lock(connection, *((tenant, "id", image_id) for image_id in ids))
+    await lock(connection, (tenant, "name", name))  # after ids, as those who register
+    await connection.execute(f"DELETE FROM images WHERE {_REGISTERED}", name)
 
 
 def _check(image: NewImage) -> None:
