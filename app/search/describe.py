@@ -154,9 +154,8 @@ class Describer:
             new.states = {"embedding": {"state": "there", "model": new.vectors[0].model}}
             return Described(found.norm, {})
         async with self.pipeline.decoded(image, call) as decoded:
-            following = [name for name in cascade.steps if name.endswith(_NEXT)]
-            found = await run_cascade(self.pipeline, cascade, image, call, self.metrics, patch=decoded, hurried=following)
-            described = _fill(new, found)
+            given: Any = {"patch": decoded, "hurried": [name for name in cascade.steps if name.endswith(_NEXT)]}
+            described = _fill(new, await run_cascade(self.pipeline, cascade, image, call, self.metrics, **given))
             if self.options.keeps_thumbnails:
                 leases = [] if decoded.memory is None else [decoded.memory]
                 work = partial(_add_thumbnails, new, decoded)

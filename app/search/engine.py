@@ -14,6 +14,8 @@ VectorIndex = Literal["global", "vehicles", "people", "faces"]
 Index = Literal["global", "vehicles", "people", "faces", "ocr"]
 Family = Literal["image", "face"]
 """Which model makes vectors: `image` those of images and objects, `face` those of faces."""
+PART_OF: Mapping[Family, str] = {"image": "embedding", "face": "face_embeddings"}
+"""The part of an image, in its states, whose vectors are of a family."""
 FAMILY: Mapping[VectorIndex, Family] = {"global": "image", "vehicles": "image", "people": "image", "faces": "face"}
 
 

@@ -40,7 +40,7 @@ _ATTEMPTS, _PAUSE_SECONDS = 3, 5.0
 _MAX_SKIPPED, _MAX_ID = 20, 256
 
 _NOT_HERE = "it waits for a gateway on the machine where it was begun, with the same NEREID_SEARCH_FOLDERS; DELETE gives it up"
-_REGISTER = "a registered face has no file: register it again"
+_REGISTER, _INGEST = "a registered face has no file: register it again", "its file is gone, or has changed: ingest it again"
 _DEADLY = Failure("", "process_ended", f"the process has ended {_ATTEMPTS} times while it worked on this")
 
 T = TypeVar("T")
@@ -232,18 +232,14 @@ class _Work:
                 faces = job.counts.get(_REGISTER, 0)
                 again = f"register again those that are registered faces ({faces}), " if faces else ""
                 repeating = f"{again}ingest them again or delete them, and repeat this; or repeat it with allow_missing={lost}"
-                return (
-                    f"the files of {lost} images are gone, so the index stays as it is: {repeating}, which loses them, {giving_up}"
-                )
+                return f"the files of {lost} images are gone, so the index stays: {repeating}, which loses them, {giving_up}"
 
     async def _redescribe(self, wanted: ReindexOptions, image: tuple[str, str, str | None], call: CallContext) -> dict[str, int]:
         tenant, image_id, path = image
         content = None if path is None else await self._search.files.read(path)
         if content and await self._search.make_up(tenant, image_id, wanted.family, wanted.model, content, call):
             return {"processed": 1}
-        raise FileNotFoundError(
-            _REGISTER if image_id.startswith(REGISTERED) else "its file is gone, or has changed: ingest it again"
-        )
+        raise FileNotFoundError(_REGISTER if image_id.startswith(REGISTERED) else _INGEST)
 
     def _own_id(self, image: tuple[str, str, str | None]) -> str | None:
         return image[1] if image[0] == self._job.tenant else None

@@ -15,9 +15,8 @@ from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
 from app.search.database import Database
 from app.search.describe import ALL, Described, Describer, Parts, SearchOptions, is_kept, kept_parts
-from app.search.engine import Added, Family, Known, NewImage
+from app.search.engine import PART_OF, Added, Family, Known, NewImage
 from app.search.postgres.engine import PostgresEngine
-from app.search.postgres.vectors import PART_OF
 from app.telemetry.metrics import Metrics
 
 # Hashing a larger file may take a millisecond or more.
@@ -100,10 +99,8 @@ class Search(Describer):
             try:
                 async with asyncio.timeout(max(0, call.deadline.remaining / 2)):
                     await self.make_up(tenant, known.duplicate.image_id, family, model, image, call)
-            except GatewayError as error:
-                failed[PART_OF[family]] = error.detail
-            except TimeoutError:
-                failed[PART_OF[family]] = f"{model} did not answer in time"
+            except (GatewayError, TimeoutError) as error:
+                failed[PART_OF[family]] = getattr(error, "detail", f"{model} did not answer in time")
         return failed
 
     async def make_up(  # noqa: PLR0913, PLR0917 - what it is about

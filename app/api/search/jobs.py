@@ -30,6 +30,7 @@ from app.search.service import Search
 
 _PAUSE_SECONDS = 0.5
 _EXAMPLE = 'expected no body, or a JSON object with parameters, such as {"wait": false}'
+_GIVING_UP: dict[str, Any] = {"status_code": 200, "guards": [guard_origin], "responses": PROBLEMS}
 _Number = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Wait = Annotated[
     bool, Meta(description="Whether the answer comes at the end; otherwise, or after `timeout_ms`, it is 202 with the job.")
@@ -131,14 +132,7 @@ async def job_failures(
     return FailureList([FileFailure(*each) for each in found.items], found.total, page, size)
 
 
-@delete(
-    "/ingest/jobs/{job_id:str}",
-    summary="Give up a job",
-    status_code=200,
-    opt={"scope": "ingest"},
-    guards=[guard_origin],
-    responses=PROBLEMS,
-)
+@delete("/ingest/jobs/{job_id:str}", summary="Give up a job", opt={"scope": "ingest"}, **_GIVING_UP)
 async def give_up_job(request: AnyRequest, worker: Worker, job_id: FromPath[str]) -> dict[str, str]:
     """End a job that waits or runs, also one that no gateway can work on. What it has indexed stays."""
     await ask(request, worker, lambda engine, tenant: engine.give_up_job(tenant, job_id))
@@ -185,14 +179,7 @@ async def _begin_reindex(search: Search, tenant: str, wanted: _ReindexParameters
     return await begin_reindex(search, tenant, wanted.family, wanted.allow_missing, call)
 
 
-@delete(
-    "/search/reindex/{family:str}",
-    summary="Give up making the vectors anew",
-    status_code=200,
-    opt={"scope": "admin"},
-    guards=[guard_origin],
-    responses=PROBLEMS,
-)
+@delete("/search/reindex/{family:str}", summary="Give up making the vectors anew", opt={"scope": "admin"}, **_GIVING_UP)
 async def give_up_reindex(request: AnyRequest, worker: Worker, family: FromPath[Family]) -> dict[str, str]:
     """Keep the vectors that are searched, drop those of the other model, and end the job."""
     await ask(request, worker, lambda engine, _: engine.give_up_reindex(family))

@@ -55,7 +55,8 @@ class PostgresEngine(Find, Groups):
     async def leave_job(self, job_id: str, why: str) -> None:
         """Say of a job that waits why it was not taken."""
         async with self.as_owner() as connection:
-            await connection.execute("UPDATE jobs SET error = $2 WHERE job_id = $1 AND state = 'waiting'", job_id, why)
+            query = "UPDATE jobs SET error = $2 WHERE job_id = $1 AND ended_at IS NULL AND error IS DISTINCT FROM $2"
+            await connection.execute(query, job_id, why)
 
     async def waiting_jobs(self, seconds: float) -> Sequence[tuple[str, Mapping[str, int]]]:
         """Return the ids and folders of jobs, of any tenant, that wait or were not saved for so many seconds, longest first."""

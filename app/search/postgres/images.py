@@ -10,6 +10,7 @@ import msgspec
 from app.errors import SearchUnavailable, UnknownRecord
 from app.search.engine import (
     MAX_LISTED,
+    PART_OF,
     Added,
     Duplicate,
     FacePart,
@@ -26,7 +27,7 @@ from app.search.engine import (
 )
 from app.search.postgres.connection import Connection, lock
 from app.search.postgres.values import check_metadata, check_text, folded, grams_of, record, to_uuid
-from app.search.postgres.vectors import PART_OF, NewVectors, Table, Vectors, active, insert, lacking_of, nearest, tables
+from app.search.postgres.vectors import NewVectors, Table, Vectors, active, insert, lacking_of, nearest, tables
 
 T = TypeVar("T")
 _MAX_TEXT, _MAX_GRAMS = 100_000, 50_000
@@ -107,14 +108,11 @@ class Images(Vectors):
         are to be deleted, all is at once; raises UnknownRecord then if there is no such name. Otherwise, the name is deleted first.
         """
         others, like = set[str](), list[Vector]()
+        check_text(name, "The name of a person")
         async with self.as_tenant(tenant) as connection:
-            rows = await connection.fetch(
-                f"SELECT image_id FROM images WHERE {_REGISTERED}", check_text(name, "The name of a person")
-            )
+            rows = await connection.fetch(f"SELECT image_id FROM images WHERE {_REGISTERED}", name)
             if delete_images and not rows:
-                raise UnknownRecord(
-                    "No face is registered under this name: find the images by a picture, and delete them one by one"
-                )
+                raise UnknownRecord("No face is registered under this name: find images by a picture (/faces/search)")
             if least is not None and (table := await active(connection, "face")):
                 query = f"SELECT vector::vector FROM vectors_{table.number} JOIN parts ON part = part_id WHERE name = $1"
                 like = [Vector(row["vector"], table.model) for row in await connection.fetch(query, name)]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from app.errors import InvalidParameter, SearchUnavailable
-from app.search.engine import FAMILY, Family, ModelsInUse, Page, Vector, VectorIndex
+from app.search.engine import FAMILY, PART_OF, Family, ModelsInUse, Page, Vector, VectorIndex
 from app.search.postgres.connection import VECTORS_LOCK, Connection, Database, lock
 from app.search.postgres.migrations import refuse_damage
 from app.search.postgres.values import check_vector
@@ -40,8 +40,6 @@ ON CONFLICT DO NOTHING
 """
 
 _RANGE = "number > $1 AND number <= $2"
-PART_OF: Mapping[Family, str] = {"image": "embedding", "face": "face_embeddings"}
-"""In states of an image: the part whose vectors are of a family."""
 _LEAVE_OUT = """
 UPDATE images SET states = coalesce(states, '{}') || jsonb_build_object($2::text,
     jsonb_build_object('state', 'left_out', 'why', 'its vectors were lost when the model was changed to ' || $3::text))

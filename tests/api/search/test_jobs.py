@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 from errno import EACCES, EIO
+from itertools import count
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -104,7 +106,7 @@ async def test_what_cannot_be_read_fails_alone(searching: httpx.AsyncClient, pho
     read, scan, is_over = Files._read, os.scandir, Event()  # noqa: SLF001
     errors = [PermissionError(EACCES, "", f"{photos}/inner"), OSError(EIO, "")]
 
-    def scan_inner(folder: object) -> object:
+    def scan_inner(folder: Any) -> Any:  # noqa: ANN401
         if errors and str(folder).endswith("inner"):
             raise errors.pop()
         return scan(folder)
@@ -173,6 +175,7 @@ async def test_index_is_made_anew_with_another_model(
         for image_id, colour in (("lost", "green"), ("kept", "blue")):
             json(await client.post(f"/ingest?image_id={image_id}", content=scene("PNG", colour)), 201)
         assert "embedding:1" in json(await client.post("/search/reindex"), 400)["detail"]
+    identify, asked = Files.identify, count(1)
     async with open_gateway(faces=False, task_models="embedding=faces_description") as client:
 
         async def reindex(**given: object) -> tuple[Any, ...]:
@@ -181,12 +184,22 @@ async def test_index_is_made_anew_with_another_model(
             codes = {each["code"] for each in failures}
             return answer["state"], answer["processed"], answer["errors_count"], answer["unreadable"], answer["error"], codes
 
+        async def identify_later(self: Files, folders: Sequence[str]) -> dict[str, int]:
+            if next(asked) == 3:  # before the end: until then, there was another disk
+                (tmp_path / "a").rename(tmp_path / "a.bmp")
+                return {}
+            return await identify(self, folders)
+
         with monkeypatch.context() as patch:
             patch.setattr(Describer, "describe_parts", failing)
             broken = await reindex(allow_missing=100)
         assert broken[:4] == ("failed", 0, 1, 2)
         assert "1 images could not be described" in broken[4]
-        gone = await reindex()
+        (tmp_path / "a.bmp").rename(tmp_path / "a")
+        with monkeypatch.context() as patch:
+            patch.setattr("app.search.jobs._PAUSE_SECONDS", 0)
+            patch.setattr(Files, "identify", identify_later)
+            gone = await reindex()
         assert (gone[:4], gone[5]) == (("failed", 1, 0, 2), {"gone"})
         assert "allow_missing=2" in gone[4]
         assert "register" not in gone[4]
