@@ -101,7 +101,9 @@ async def test_dead_disk_delays_no_other_request(
     assert {problem["code"] for problem in late} == {"search_unavailable"}
 
 
-async def test_what_cannot_be_read_fails_alone(searching: httpx.AsyncClient, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_or_folder_that_cannot_be_read_fails_alone(
+    searching: httpx.AsyncClient, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A disk that has an error is waited for."""
     read, scan, is_over = Files._read, os.scandir, Event()  # noqa: SLF001
     errors = [PermissionError(EACCES, "", f"{photos}/inner"), OSError(EIO, "")]
