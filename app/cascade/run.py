@@ -1,7 +1,7 @@
 """Run a cascade on an image: decode it once, ask the models of the steps, and collect what they answer."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from copy import copy
 from time import perf_counter
@@ -20,6 +20,7 @@ from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.call import CallContext, Question, question_for
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Classifications, StepResult
+from app.resilience.deadline import Deadline
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
 
@@ -72,11 +73,12 @@ async def run_cascade(  # noqa: PLR0913 - the parts of a request
     *,
     question: Question[Any] | None = None,
     patch: Patch | None = None,
+    hurried: Collection[str] = (),
 ) -> CascadeAnswer:
     """Ask the models of a cascade about an encoded image, or one that is decoded already, as `patch`.
 
     A step that fails does not keep others from answering, unless they need it; this fails if all about the whole image do.
-    `question` is that of the first one, if it is not what the definition says.
+    `question` is that of the first one, if it is not what the definition says. `hurried` steps have half of the time that is left.
     """
     call.timing.lap("model")
     # A route answers about all parts of an image by the same model.
@@ -84,7 +86,7 @@ async def run_cascade(  # noqa: PLR0913 - the parts of a request
     async with pipeline.decoded(image, call) if patch is None else nullcontext(patch) as decoded:
         call.timing.begin("infer")
         run = _Run(pipeline, cascade, image, decoded, call, metrics)
-        run.question = question
+        run.question, run.hurried = question, hurried
         async with asyncio.TaskGroup() as group:
             for name in cascade.steps:
                 run.tasks[name] = group.create_task(run.answer(name))
@@ -106,6 +108,7 @@ class _Run:
         self.truncated = False
         self.question: Question[Any] | None = None
         """That of the first step, if it is not what the definition says."""
+        self.hurried: Collection[str] = ()
         self._pipeline, self._cascade, self._call, self._metrics = pipeline, cascade, call, metrics
         self._image, self._decoded = image, decoded
         self._parts: set[tuple[str | None, str, float, int]] = set()
@@ -117,9 +120,11 @@ class _Run:
         for answer in needed:
             if answer.error is not None:
                 return answer
-        began = perf_counter()
+        began, call = perf_counter(), self._call._replace(request_id=f"{self._call.request_id}-{name}")
+        if name in self.hurried:
+            call = call._replace(deadline=Deadline.after(call.deadline.remaining / 2))
         try:
-            return await self._ask(step, self._call._replace(request_id=f"{self._call.request_id}-{name}"), *needed)
+            return await self._ask(step, call, *needed)
         except GatewayError as error:
             failure = error
         except Exception:

@@ -27,7 +27,7 @@ from app.pipeline.call import CallContext, TaskOptions
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections, Embedding, StepResult
 from app.search.database import Database
-from app.search.engine import FacePart, Family, NewImage, ObjectPart, TextPart, Vector, VectorIndex
+from app.search.engine import FacePart, Family, NewImage, ObjectPart, States, TextPart, Vector, VectorIndex
 from app.search.files import Files
 from app.telemetry.metrics import Metrics
 
@@ -62,12 +62,12 @@ _PARTS = {"detections"}, {"faces", "face_embeddings"}, {"ocr"}, {"embedding"}
 """Names in answers and states, in the order of `Parts`."""
 
 
-def is_kept(states: Mapping[str, Mapping[str, str]], part: str) -> bool:
+def is_kept(states: States, part: str) -> bool:
     """Return whether nothing of a part is missing."""
     return states.get(part, {}).get("state") in {"there", "none"}
 
 
-def kept_parts(states: Mapping[str, Mapping[str, str]]) -> Parts:
+def kept_parts(states: States) -> Parts:
     """Return the parts of an image of which something is there."""
     return Parts(*(any(is_kept(states, name) for name in names) for names in _PARTS))
 
@@ -154,7 +154,8 @@ class Describer:
             new.states = {"embedding": {"state": "there", "model": new.vectors[0].model}}
             return Described(found.norm, {})
         async with self.pipeline.decoded(image, call) as decoded:
-            described = _fill(new, await run_cascade(self.pipeline, cascade, image, call, self.metrics, patch=decoded))
+            given: Any = {"patch": decoded, "hurried": [name for name in cascade.steps if name.endswith(_NEXT)]}
+            described = _fill(new, await run_cascade(self.pipeline, cascade, image, call, self.metrics, **given))
             if self.options.keeps_thumbnails:
                 leases = [] if decoded.memory is None else [decoded.memory]
                 work = partial(_add_thumbnails, new, decoded)
@@ -171,7 +172,7 @@ class Describer:
                 return step.model
         return cascade.model
 
-    async def obtainable(self, wanted: Parts, states: Mapping[str, Mapping[str, str]], call: CallContext) -> Parts:
+    async def obtainable(self, wanted: Parts, states: States, call: CallContext) -> Parts:
         """Return those of the parts that an image in these states lacks, and whose models are there now."""
         wanted = wanted._replace(faces=wanted.faces and self.options.has_faces)
         lacking = {part for part in PART_OF.values() if not is_kept(states, part)}

@@ -14,7 +14,13 @@ VectorIndex = Literal["global", "vehicles", "people", "faces"]
 Index = Literal["global", "vehicles", "people", "faces", "ocr"]
 Family = Literal["image", "face"]
 """Which model makes vectors: `image` those of images and objects, `face` those of faces."""
+PART_OF: Mapping[Family, str] = {"image": "embedding", "face": "face_embeddings"}
+"""The part of an image, in its states, whose vectors are of a family."""
 FAMILY: Mapping[VectorIndex, Family] = {"global": "image", "vehicles": "image", "people": "image", "faces": "face"}
+
+
+States = Mapping[str, Mapping[str, str]]
+"""By part, as far as it was wanted: `state` (`there`, `none`: nothing was found, `left_out`), and `model`, or `why`."""
 
 
 class Vector(NamedTuple):
@@ -79,7 +85,6 @@ class NewImage(msgspec.Struct, kw_only=True):
     """In reading order; None if the text was not read."""
     thumbnail: bytes | None = None
     states: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By part, as far as it was wanted: `state` (`there`, `none`: nothing was found, `left_out`), and `model`, or `why`."""
 
 
 class Duplicate(NamedTuple):
@@ -97,8 +102,8 @@ class Known(NamedTuple):
     """An image with a content that is known."""
 
     duplicate: Duplicate
-    states: Mapping[str, Mapping[str, str]] | None
-    """As of `NewImage`; None for one that was added before these were kept."""
+    states: States | None
+    """None for one that was added before these were kept."""
     lacks: Mapping["Family", str]
     """The next models of which it has no vectors, or not of all parts."""
 
@@ -183,8 +188,8 @@ class StoredImage(msgspec.Struct, kw_only=True):
     lines: Sequence[TextPart]
     full_text: str
     vector: NDArray[np.float32] | None
-    states: dict[str, dict[str, str]] | None
-    """As of `NewImage`; None for one that was added before these were kept."""
+    states: States | None
+    """None for one that was added before these were kept."""
     duplicate_group: str | None
 
 
@@ -213,6 +218,8 @@ class Job(msgspec.Struct, kw_only=True):
     tenant: str
     kind: Literal["directory", "reindex"]
     options: dict[str, Any]
+    folders: dict[str, int] = field(default_factory=dict)
+    """Which whoever takes it must have, by the numbers of `Files.identify`."""
     state: Literal["waiting", "running", "done", "failed"] = "waiting"
     position: str = ""
     """How far it has come, in whatever its kind counts: everything up to there is done, or counted as failed."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from errno import EIO, ENOTCONN, ESTALE, ETIMEDOUT
 from fnmatch import translate
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,10 @@ from app.expected import is_plain
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".avif", ".heic", ".heif", ".tif", ".tiff"))
 _MAX_FILES = 1_000_000
-_THREADS, _PATIENCE_SECONDS = 32, 5.0
-"""Threads in which files are read, of which some may hang; how long one file is waited for."""
+_THREADS, _PATIENCE_SECONDS, _ATTEMPTS = 32, 5.0, 3
+"""Threads in which files are read, of which some may hang; how long, and how often, one file is waited for."""
+_DEAD = "The disk of a folder of NEREID_SEARCH_FOLDERS does not answer"
+_MACHINE_IDS = "/etc/machine-id", "/proc/sys/kernel/random/boot_id"
 T = TypeVar("T")
 
 
@@ -33,6 +36,8 @@ class Listing(NamedTuple):
     """Suffixes of other files."""
     excluded: int
     """Images and folders that were left out because of their names."""
+    unreadable: Sequence[str]
+    """Folders that cannot be read."""
 
 
 class Files:
@@ -49,14 +54,14 @@ class Files:
         return await self._in_thread(partial(self._allowed, directory))
 
     async def identify(self, folders: Sequence[str]) -> dict[str, int]:
-        """Return the number by which the file system knows each of these folders or files, 0 for one that is not here."""
-        return await self._in_thread(partial(_identify, folders))
+        """Return a number of this machine for each of these folders or files, 0 for one that is not here, or not in the folders."""
+        return await self._in_thread(partial(self._identify, folders))
 
     async def is_gone(self, path: str | None) -> bool:
         """Return whether there is no file any more at a path in the folders."""
-        if path is None or not any(map(Path(path).is_relative_to, self.folders)):
-            return False
-        return not (await self.identify([path]))[path]
+        with suppress(SearchUnavailable):
+            return path is not None and self._is_inside(path) and not (await self.identify([path]))[path]
+        return False
 
     async def list(self, directory: Path, *, recursive: bool) -> Listing:
         """List the images below a folder. Links to folders are not followed. It may take for ever."""
@@ -65,9 +70,13 @@ class Files:
     async def read(self, path: str) -> bytes | None:
         """Return the content of a file in the folders; None if there is none, or it is empty or too large.
 
-        Raises OSError for a file that may be there, but cannot be read.
+        Raises OSError for a file that may be there, but cannot be read, or in time only others in its folder.
         """
-        return await self._in_thread(partial(self._read, path))
+        for _ in range(_ATTEMPTS):
+            with suppress(SearchUnavailable):
+                return await self._in_thread(partial(self._read, path))
+        await self.identify([str(Path(path).parent)])
+        raise TimeoutError(path)
 
     async def _in_thread(self, work: Callable[[], T], *, may_hang: bool = False) -> T:
         loop, done = asyncio.get_running_loop(), Future[T]()
@@ -86,7 +95,7 @@ class Files:
                 Thread(target=run, name="files", daemon=True).start()
                 return await asyncio.shield(asyncio.wrap_future(done))
         except TimeoutError:
-            raise SearchUnavailable("The disk of a folder of NEREID_SEARCH_FOLDERS does not answer") from None
+            raise SearchUnavailable(_DEAD) from None
 
     def _allowed(self, directory: str) -> Path:
         if not self.folders:
@@ -97,9 +106,28 @@ class Files:
                 return path
         raise InvalidParameter("directory: expected a folder in NEREID_SEARCH_FOLDERS, or below one of these")
 
+    def _is_inside(self, path: str) -> bool:
+        return any(map(Path(path).is_relative_to, self.folders))
+
+    def _identify(self, folders: Sequence[str]) -> dict[str, int]:
+        known, machine = dict.fromkeys(folders, 0), 0
+        for file in _MACHINE_IDS:  # containers may have no id but that of the boot
+            with suppress(OSError, ValueError):
+                machine = machine or int(Path(file).read_text().replace("-", ""), 16)
+        for folder in filter(self._is_inside, folders):
+            with suppress(OSError):
+                known[folder] = machine ^ os.stat(folder).st_ino  # noqa: PTH116 - a text
+        return known
+
     def _list(self, directory: Path, *, recursive: bool) -> Listing:
-        paths, others, excluded = list[str](), Counter[str](), 0
-        for folder, folders, names in os.walk(directory):
+        paths, unreadable, others, excluded = list[str](), list[str](), Counter[str](), 0
+
+        def refuse(error: OSError) -> None:
+            if error.errno in {EIO, ESTALE, ENOTCONN, ETIMEDOUT}:
+                raise SearchUnavailable(_DEAD) from None
+            unreadable.append(str(error.filename).encode(errors="backslashreplace").decode())
+
+        for folder, folders, names in os.walk(directory, onerror=refuse):
             kept = [name for name in folders if not self._of_folders(name)]
             excluded += len(folders) - len(kept)
             folders[:] = kept if recursive else []
@@ -113,7 +141,7 @@ class Files:
                     paths.append(path)
             if len(paths) > _MAX_FILES:
                 raise InvalidParameter(f"the folder has more than {_MAX_FILES} images; index those in it one by one")
-        return Listing(sorted(paths), others, excluded)
+        return Listing(sorted(paths), others, excluded, unreadable)
 
     def _read(self, path: str) -> bytes | None:
         with suppress(FileNotFoundError, NotADirectoryError, ValueError):
@@ -128,11 +156,3 @@ class Files:
 
 def _pattern(names: Sequence[str]) -> Callable[[str], object]:
     return re.compile("|".join(map(translate, names)) or r"(?!)").match
-
-
-def _identify(folders: Sequence[str]) -> dict[str, int]:
-    known = dict.fromkeys(folders, 0)
-    for folder in folders:
-        with suppress(OSError):
-            known[folder] = os.stat(folder).st_ino  # noqa: PTH116 - a text
-    return known

@@ -23,6 +23,7 @@ from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import LOW, Caller
 from app.search.engine import Failure, Family, Job
+from app.search.names import REGISTERED
 from app.search.service import IngestOptions, Search
 from app.telemetry.timing import Timing
 
@@ -38,6 +39,8 @@ _TURN_SECONDS = 30.0
 _ATTEMPTS, _PAUSE_SECONDS = 3, 5.0
 _MAX_SKIPPED, _MAX_ID = 20, 256
 
+_NOT_HERE = "it waits for a gateway on the machine where it was begun, with the same NEREID_SEARCH_FOLDERS; DELETE gives it up"
+_REGISTER, _INGEST = "a registered face has no file: register it again", "its file is gone, or has changed: ingest it again"
 _DEADLY = Failure("", "process_ended", f"the process has ended {_ATTEMPTS} times while it worked on this")
 
 T = TypeVar("T")
@@ -98,6 +101,8 @@ async def _claim(search: Search) -> Job | None:
             is_here = folders == await search.files.identify([*folders])
             if is_here and (job := await search.engine.claim_job(job_id, _LEASE_SECONDS)):
                 return job
+            if not is_here:
+                await search.engine.leave_job(job_id, _NOT_HERE)
     return None
 
 
@@ -106,6 +111,7 @@ class _Work:
         self._search, self._engine, self._job, self._limits = search, search.engine, job, search.pipeline.limits
         self._slots = asyncio.Semaphore(2 * self._limits.decode_threads)  # while some are decoded, models answer about others
         self._turn_end = monotonic() + _TURN_SECONDS
+        self._is_careful, self._steps = job.deaths > 0, 0
 
     async def run(self) -> None:
         job = self._job
@@ -146,6 +152,7 @@ class _Work:
     async def _step(self, items: Sequence[T], name: Callable[[T], str | None], work: Work[T], position: str) -> None:
         """Work on items, and save that all up to a position are done; leave out the only one if it has ended several processes."""
         job, failures = self._job, list[Failure]()
+        self._steps += 1
         # The counts change once all items are done, because a part of them is done again.
         counts = Counter[str]()
 
@@ -153,9 +160,12 @@ class _Work:
             async with self._slots:
                 failure = _DEADLY if job.deaths >= _ATTEMPTS else await self._try(partial(work, item), counts)
             if failure is not None:
-                counts.update({"errors": 1, f"error:{failure.code}": 1})
+                is_gone = failure.code == "gone"
+                counts.update({"unreadable": 1, failure.why: 1} if is_gone else {"errors": 1, f"error:{failure.code}": 1})
                 if (named := name(item)) is not None:
                     failures.append(failure._replace(name=named))
+                else:
+                    LOG.warning("an image of another tenant was not described", job=job.job_id, image=item, why=failure.why)
 
         tasks = {asyncio.create_task(one(item)) for item in items}
         await self._wait(tasks)
@@ -166,6 +176,9 @@ class _Work:
         if monotonic() >= self._turn_end:
             raise _TurnOverError
 
+    def _size(self, most: int) -> int:
+        return 1 if self._is_careful and self._steps < most else most  # what has ended a process is among these
+
     async def _index_directory(self) -> None:
         job, files = self._job, self._search.files
         wanted = msgspec.convert(job.options, DirectoryOptions)
@@ -173,18 +186,21 @@ class _Work:
         began = monotonic()
         await self._wait({listing})
         self._turn_end = max(self._turn_end, monotonic() + 10 * (monotonic() - began))
-        paths, others, excluded = listing.result()
+        paths, others, excluded, unreadable = listing.result()
         job.counts["total_files"], job.counts["excluded"] = len(paths := paths[: wanted.max_images]), excluded
+        if unreadable:
+            job.counts["unreadable"] = len(unreadable)
+            await self._save([Failure(folder, "not_readable", "the folder cannot be read") for folder in unreadable[:CHUNK]])
         job.counts |= {f"skipped:{suffix}": number for suffix, number in others.most_common(_MAX_SKIPPED)}
         start = bisect_right(paths, job.position)
         while start < len(paths):
-            chunk = paths[start : start + (1 if job.deaths else CHUNK)]
+            chunk = paths[start : start + self._size(CHUNK)]
             await self._step(chunk, str, partial(self._index, wanted.ingest), chunk[-1])
             start += len(chunk)
 
     async def _index(self, options: IngestOptions, path: str, call: CallContext) -> Mapping[str, int]:
         if (image := await self._search.files.read(path)) is None:
-            raise FileNotFoundError(path)
+            raise OSError(path)
         first = self._search.options.folders[0]
         # What lies in other folders may have the same name.
         name = str(Path(path).relative_to(first)) if Path(path).is_relative_to(first) else path
@@ -202,22 +218,28 @@ class _Work:
                 return "this change of the model was given up"
             last = await self._engine.last_vector(wanted.family)
             while (position := int(job.position or 0)) < last:
-                size = 1 if job.deaths else _BLOCK
+                size = self._size(_BLOCK)
                 images, position = await self._engine.images_without(wanted.family, position, last, size)
                 await self._step(images, self._own_id, partial(self._redescribe, wanted), str(position))
+            if await self._search.files.identify([*job.folders]) != job.folders:
+                job.position, job.counts = "", {}  # whatever was missing may come back
+                raise SearchUnavailable("A folder of the job is not there any more")
             if failed := job.counts.get("errors", 0):
                 return f"{failed} images could not be described (`failures`), so the index stays as it is: repeat this, {giving_up}"
             switching = asyncio.create_task(self._engine.switch_model(wanted.family, last, wanted.allow_missing))
             await self._wait({switching})
             if (lost := switching.result()) is not None and lost > wanted.allow_missing:
-                repeating = f"ingest them again and repeat this, repeat it with allow_missing={lost}, which loses them"
-                return f"the files of {lost} images are gone, so the index stays as it is: {repeating}, {giving_up}"
+                faces = job.counts.get(_REGISTER, 0)
+                again = f"register again those that are registered faces ({faces}), " if faces else ""
+                repeating = f"{again}ingest them again or delete them, and repeat this; or repeat it with allow_missing={lost}"
+                return f"the files of {lost} images are gone, so the index stays: {repeating}, which loses them, {giving_up}"
 
     async def _redescribe(self, wanted: ReindexOptions, image: tuple[str, str, str | None], call: CallContext) -> dict[str, int]:
         tenant, image_id, path = image
         content = None if path is None else await self._search.files.read(path)
-        is_there = content and await self._search.make_up(tenant, image_id, wanted.family, wanted.model, content, call)
-        return {"processed" if is_there else "unreadable": 1}
+        if content and await self._search.make_up(tenant, image_id, wanted.family, wanted.model, content, call):
+            return {"processed": 1}
+        raise FileNotFoundError(_REGISTER if image_id.startswith(REGISTERED) else _INGEST)
 
     def _own_id(self, image: tuple[str, str, str | None]) -> str | None:
         return image[1] if image[0] == self._job.tenant else None
@@ -246,6 +268,8 @@ class _Work:
                     attempt < _ATTEMPTS and isinstance(error, DeadlinePassed | InferenceFailed)
                 )
                 failure = Failure("", error.code, error.detail)
+            except FileNotFoundError as error:
+                return Failure("", "gone", str(error))
             except OSError:
                 is_tried, failure = False, Failure("", "not_readable", "the file cannot be read, or is too large")
             except Exception:

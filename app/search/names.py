@@ -8,6 +8,8 @@ from msgspec import Meta
 from app.search.engine import EVERYTHING, FacePart, Filter, Hit, Page
 from app.search.postgres.engine import PostgresEngine
 
+REGISTERED = "deepstack-face-"
+"""With what the ids of pictures begin that were sent to register a face."""
 LEAST_QUALITY = 0.15
 """Below it, faces are not told apart: see docs/how-to/faces.md."""
 PersonName = Annotated[str, Meta(max_length=128, pattern=r"\A(?=.*\S)[^\x00-\x1f\x7f]+\Z", title="1 to 128 characters of one line")]

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from operator import or_
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
 from app.search.database import Database
 from app.search.describe import ALL, Described, Describer, Parts, SearchOptions, is_kept, kept_parts
-from app.search.engine import Added, Family, Known, NewImage
+from app.search.engine import PART_OF, Added, Family, Known, NewImage
 from app.search.postgres.engine import PostgresEngine
 from app.telemetry.metrics import Metrics
 
@@ -82,16 +82,26 @@ class Search(Describer):
         parts = options.parts if known is None else await self._missing(known, options.parts, call)
         with self.pipeline.admission.memory.reserve(call.caller) as memory:  # also while the database is slow
             memory.add(0 if call.is_batch else len(image))
-            if known is not None:
-                for family, model in known.lacks.items():
-                    with suppress(GatewayError, TimeoutError):  # of a new model that fails or hangs
-                        async with asyncio.timeout(max(0, call.deadline.remaining / 2)):
-                            await self.make_up(tenant, known.duplicate.image_id, family, model, image, call)
+            failed = {} if known is None else await self._make_up_all(tenant, known, image, call)
             is_whole = known is not None and not any(parts)
             described = Described(None, {}) if is_whole else await self.describe(new, image, call, parts)
+            described = described._replace(errors=failed | {**described.errors})
             found = await self._keep(tenant, new, known, described, options, call, has_id=image_id is not None)
+        if found is None:  # another request has added or changed it meanwhile
+            return await self.ingest(tenant, image, image_id, call, options, **own)  # type: ignore[arg-type]
         self.metrics.ingested_images.add(1, found.added.status)
         return found
+
+    async def _make_up_all(self, tenant: str, known: Known, image: bytes, call: CallContext) -> dict[str, str]:
+        # Return which parts could not be made up, and why: a new model that fails or hangs keeps nothing else from an image.
+        failed = {}
+        for family, model in known.lacks.items():
+            try:
+                async with asyncio.timeout(max(0, call.deadline.remaining / 2)):
+                    await self.make_up(tenant, known.duplicate.image_id, family, model, image, call)
+            except (GatewayError, TimeoutError) as error:
+                failed[PART_OF[family]] = getattr(error, "detail", f"{model} did not answer in time")
+        return failed
 
     async def make_up(  # noqa: PLR0913, PLR0917 - what it is about
         self, tenant: str, image_id: str, family: Family, model: str, content: bytes, call: CallContext
@@ -118,25 +128,27 @@ class Search(Describer):
         call: CallContext,
         *,
         has_id: bool,
-    ) -> Ingested:
+    ) -> Ingested | None:
         chosen: Any = {"skip_duplicates": options.skips_duplicates, "near": options.near}
         if known is None:
             async with self.database.asking(call) as engine:
-                return Ingested(new, await engine.add(tenant, new, **chosen), described)
+                added = await engine.add(tenant, new, **chosen)
+            return None if added.status == "duplicate" else Ingested(new, added, described)
         twin, kept = known.duplicate, [part for part in known.states or () if is_kept(known.states or {}, part)]
         if has_id and new.image_id != twin.image_id and not await self.files.is_gone(twin.path):
             new.path, new.metadata = None, {}
         if new.states and all(is_kept(new.states, part) for part in kept):
             new.image_id = twin.image_id
             async with self.database.asking(call) as engine:
-                return Ingested(new, await engine.add(tenant, new, completes=True, **chosen), described)
+                added = await engine.add(tenant, new, completes=known.states, **chosen)
+            return None if added.status == "duplicate" else Ingested(new, added, described)
         updated: Sequence[str] = ()
         if new.path or new.metadata:
             async with self.database.asking(call) as engine:
                 updated = await engine.update(tenant, twin.image_id, new.path, new.metadata)
         if not has_id:
             new.image_id = twin.image_id
-        return Ingested(new, Added("duplicate", {}, twin, updated), Described(None, {}))
+        return Ingested(new, Added("duplicate", {}, twin, updated), described)
 
 
 async def hash_content(image: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """The Python client: which requests it repeats, when, and what it does beside a proxy of the environment."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -30,7 +30,13 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         yield made
 
 
-def ask(answers: Answers, retries: Retries = Retries(), *, is_async: bool = False) -> None:  # noqa: B008 - immutable
+def ask(
+    answers: Answers,
+    retries: Retries = Retries(),  # noqa: B008 - immutable
+    *,
+    is_async: bool = False,
+    call: Callable[[Client], object] = lambda client: client.detect(b"image"),
+) -> None:
     left = iter(answers)
 
     def answer(_: httpx.Request) -> httpx.Response:
@@ -46,7 +52,7 @@ def ask(answers: Answers, retries: Retries = Retries(), *, is_async: bool = Fals
         asyncio.run(ask_async())
     else:
         with Client(transport=httpx.MockTransport(answer), retries=retries) as client:
-            client.detect(b"image")
+            call(client)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -89,6 +95,12 @@ def test_repeated_deletion_and_ingest_are_done_once() -> None:
         assert client.delete_image("one").total_deleted == 0
         client.ingest(b"image", skip_duplicates=False)
         assert (asked[2].url, "image_id=" in str(asked[2].url)) == (asked[3].url, True)
+
+
+def test_deletion_that_was_never_sent_is_not_taken_for_done(pauses: list[float]) -> None:
+    with pytest.raises(Problem, match="404"):
+        ask([AWAY, refused(404, "")], call=lambda client: client.delete_image("one"))
+    assert len(pauses) == 1
 
 
 def test_proxies_of_the_environment_are_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,10 +31,9 @@ from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
 from app.search.describe import Parts
 from app.search.engine import NewImage
-from app.search.names import LEAST_QUALITY, PersonName, find_names
+from app.search.names import LEAST_QUALITY, REGISTERED, PersonName, find_names
 from app.search.service import hash_content
 
-_REGISTERED = "deepstack-face-"
 _UNKNOWN = "unknown"
 _SAME = 0.6
 """The similarity at the distance for which the model was made."""
@@ -145,7 +144,7 @@ async def _describe_faces(
     """A picture of a person is kept once, and apart from the same one that is indexed."""
     name = wanted.name if isinstance(wanted, _UserParameters) else ""
     digest = blake2b(await hash_content(image), digest_size=32, key=blake2b(name.encode()).digest()).digest()
-    new = NewImage(image_id=f"{_REGISTERED}{digest.hex()[:32]}", content_hash=digest, width=0, height=0)
+    new = NewImage(image_id=f"{REGISTERED}{digest.hex()[:32]}", content_hash=digest, width=0, height=0)
     described = await search_of(worker).describe(new, image, call, Parts(objects=False, text=False, vectors=False))
     for reason in described.errors.values():
         raise UnsupportedModel(reason)

@@ -227,6 +227,7 @@ def _near(found: Ingested, image_id: str | UnsetType = UNSET) -> NearDuplicate |
 def _to_response(found: Ingested, **timed: Any) -> IngestResponse:  # noqa: ANN401 - the fields of `Timed`
     image, added, (norm, errors) = found
     given: dict[str, Any] = {"image_id": image.image_id, "imohash": image.content_hash.hex(), **timed}
+    given["errors"] = [f"{part}: {detail}" for part, detail in errors.items()] or None
     if added.status == "duplicate" and added.duplicate is not None:
         given |= {"existing_image_id": added.duplicate.image_id, "existing_image_path": added.duplicate.path}
         return IngestResponse(status="duplicate", message="this content is indexed already", updated=added.updated, **given)
@@ -239,7 +240,6 @@ def _to_response(found: Ingested, **timed: Any) -> IngestResponse:  # noqa: ANN4
         indexed=to_indexed({**added.indexed, "global": bool(added.indexed.get("global"))}),
         near_duplicate=_near(found),
         ocr=None if texts is None else IngestedText(len(texts), "\n".join(texts), bool(texts)),
-        errors=[f"{part}: {detail}" for part, detail in errors.items()] or None,
         is_completed=added.status == "completed",
         **given,
     )

@@ -1,4 +1,4 @@
-"""POST /ingest/directory and /search/reindex, GET /ingest/jobs: work that goes on without a request."""
+"""POST /ingest/directory and /search/reindex, /ingest/jobs: work that goes on without a request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,6 +30,7 @@ from app.search.service import Search
 
 _PAUSE_SECONDS = 0.5
 _EXAMPLE = 'expected no body, or a JSON object with parameters, such as {"wait": false}'
+_GIVING_UP: dict[str, Any] = {"status_code": 200, "guards": [guard_origin], "responses": PROBLEMS}
 _Number = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Wait = Annotated[
     bool, Meta(description="Whether the answer comes at the end; otherwise, or after `timeout_ms`, it is 202 with the job.")
@@ -99,7 +100,7 @@ def _to_answer(job: Job) -> JobAnswer:
     counts = job.counts
     return JobAnswer(
         **{name: getattr(job, name) for name in ("job_id", "kind", "state", "error", "created_at", "ended_at")},
-        **sum_up(counts) | ({"status": "error"} if job.error else {}),
+        **sum_up(counts) | ({"status": "error"} if job.state == "failed" else {}),
         directory=job.options.get("directory"),
         total_files=counts.get("total_files", 0),
         unreadable=counts.get("unreadable", 0),
@@ -129,6 +130,13 @@ async def job_failures(
     """List the first 1,000 files, or images of this tenant, that failed, and why."""
     found = await ask(request, worker, lambda engine, tenant: engine.failures(tenant, job_id, Page(size, page * size)))
     return FailureList([FileFailure(*each) for each in found.items], found.total, page, size)
+
+
+@delete("/ingest/jobs/{job_id:str}", summary="Give up a job", opt={"scope": "ingest"}, **_GIVING_UP)
+async def give_up_job(request: AnyRequest, worker: Worker, job_id: FromPath[str]) -> dict[str, str]:
+    """End a job that waits or runs, also one that no gateway can work on. What it has indexed stays."""
+    await ask(request, worker, lambda engine, tenant: engine.give_up_job(tenant, job_id))
+    return {"status": "success", "job_id": job_id}
 
 
 def _parse(data: bytes, _: str, kind: type[Parameters]) -> ParsedBody:
@@ -171,14 +179,7 @@ async def _begin_reindex(search: Search, tenant: str, wanted: _ReindexParameters
     return await begin_reindex(search, tenant, wanted.family, wanted.allow_missing, call)
 
 
-@delete(
-    "/search/reindex/{family:str}",
-    summary="Give up making the vectors anew",
-    status_code=200,
-    opt={"scope": "admin"},
-    guards=[guard_origin],
-    responses=PROBLEMS,
-)
+@delete("/search/reindex/{family:str}", summary="Give up making the vectors anew", opt={"scope": "admin"}, **_GIVING_UP)
 async def give_up_reindex(request: AnyRequest, worker: Worker, family: FromPath[Family]) -> dict[str, str]:
     """Keep the vectors that are searched, drop those of the other model, and end the job."""
     await ask(request, worker, lambda engine, _: engine.give_up_reindex(family))
@@ -188,5 +189,5 @@ async def give_up_reindex(request: AnyRequest, worker: Worker, family: FromPath[
 ROUTES: list[HTTPRouteHandler] = [
     _job_route("/ingest/directory", _DirectoryParameters, _begin_directory, "ingest", "Add the images in a folder to the index"),
     _job_route("/search/reindex", _ReindexParameters, _begin_reindex, "admin", "Make the vectors anew with the newest model"),
-    *(give_up_reindex, jobs, job, job_failures),
+    *(give_up_reindex, jobs, job, give_up_job, job_failures),
 ]

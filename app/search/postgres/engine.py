@@ -9,11 +9,12 @@ from app.search.postgres.connection import Connection, become, fetch_page
 from app.search.postgres.find import Find
 from app.search.postgres.groups import Groups
 from app.search.postgres.values import check_metadata, record, to_uuid
-from app.search.postgres.vectors import begin
+from app.search.postgres.vectors import begin, delete_model
 
 Kind = Literal["directory", "reindex"]
 _MAX_JOBS, _KEPT_DAYS, _MAX_FAILURES = 100, 30, 1000
 """Jobs of a tenant that have not ended; how long those that have are listed; failures of a job that are listed."""
+_GIVE_UP = "UPDATE jobs SET state = 'failed', error = 'it was given up', ended_at = now(), claim = claim + 1 WHERE ended_at IS NULL"
 _WAITS = "state = 'waiting' OR (state = 'running' AND saved_at < clock_timestamp() - make_interval(secs => $1))"
 
 
@@ -41,13 +42,21 @@ class PostgresEngine(Find, Groups):
     async def give_up_reindex(self, family: Family) -> None:
         """Keep no vectors of the next model, and end the jobs that make them; raise UnknownRecord if there is no such model."""
         async with self._alone() as connection:
-            if not await connection.fetchval("DELETE FROM models WHERE family = $1 AND state = 'next' RETURNING true", family):
+            if not await delete_model(connection, family, "next"):
                 raise UnknownRecord("No index of this family is being made anew")
-            await connection.execute(
-                "UPDATE jobs SET state = 'failed', error = 'it was given up', ended_at = now(), claim = claim + 1"
-                " WHERE kind = 'reindex' AND ended_at IS NULL AND options->>'family' = $1",
-                family,
-            )
+            await connection.execute(f"{_GIVE_UP} AND kind = 'reindex' AND options->>'family' = $1", family)
+
+    async def give_up_job(self, tenant: str, job_id: str) -> None:
+        """End a job, whoever works on it; raise UnknownRecord if there is none, or it has ended."""
+        async with self.as_tenant(tenant) as connection:
+            if not await connection.fetchval(f"{_GIVE_UP} AND job_id = $1 RETURNING true", to_uuid(job_id, "job")):
+                raise UnknownRecord("There is no such job, or it has ended")
+
+    async def leave_job(self, job_id: str, why: str) -> None:
+        """Say of a job that waits why it was not taken."""
+        async with self.as_owner() as connection:
+            query = "UPDATE jobs SET error = $2 WHERE job_id = $1 AND ended_at IS NULL AND error IS DISTINCT FROM $2"
+            await connection.execute(query, job_id, why)
 
     async def waiting_jobs(self, seconds: float) -> Sequence[tuple[str, Mapping[str, int]]]:
         """Return the ids and folders of jobs, of any tenant, that wait or were not saved for so many seconds, longest first."""
@@ -61,7 +70,7 @@ class PostgresEngine(Find, Groups):
         """Take a job that waits, or was not saved for so many seconds; return None if another one has it."""
         async with self.as_owner() as connection:
             row = await connection.fetchrow(
-                "UPDATE jobs SET state = 'running', claim = claim + 1, saved_at = clock_timestamp(),"
+                "UPDATE jobs SET state = 'running', error = NULL, claim = claim + 1, saved_at = clock_timestamp(),"
                 " deaths = deaths + (state = 'running')::integer WHERE job_id = ("
                 f"SELECT job_id FROM jobs WHERE job_id = $2 AND ({_WAITS}) FOR UPDATE SKIP LOCKED) RETURNING *",
                 *(float(seconds), job_id),

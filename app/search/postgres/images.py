@@ -1,15 +1,16 @@
 """Images: added, read and deleted, each with all of its parts in one transaction."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
 
-from app.errors import UnknownRecord
+from app.errors import SearchUnavailable, UnknownRecord
 from app.search.engine import (
     MAX_LISTED,
+    PART_OF,
     Added,
     Duplicate,
     FacePart,
@@ -19,6 +20,7 @@ from app.search.engine import (
     NewImage,
     ObjectPart,
     Page,
+    States,
     StoredImage,
     TextPart,
     Vector,
@@ -34,23 +36,31 @@ INSERT INTO parts (image, part_id, position, index, box, score, thumbnail, class
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 """
 _DELETE_SAME = """
-DELETE FROM images WHERE image_id = $1 AND content_hash = $2 RETURNING path, metadata, group_id, added_at
+DELETE FROM images WHERE image_id = $1 AND content_hash = $2 AND states = $3 RETURNING path, metadata, group_id, added_at
 """
+_REGISTERED = "number IN (SELECT image FROM parts WHERE name = $1)"
 
 
 class Images(Vectors):
     """Images and what is in them."""
 
     async def add(
-        self, tenant: str, image: NewImage, *, skip_duplicates: bool = True, near: float | None = None, completes: bool = False
+        self,
+        tenant: str,
+        image: NewImage,
+        *,
+        skip_duplicates: bool = True,
+        near: float | None = None,
+        completes: States | None = None,
     ) -> Added:
         """Add an image, replacing other content of its id; from the cosine `near` on, it joins the group of the nearest one.
 
-        `completes`: it takes the place of the same one, whose time and group it keeps, and path and metadata if it has none.
+        `completes`: it takes the place of the same one, if that is in these states yet: its time and group stay, and path and
+        metadata if the new one has none.
         """
 
         async def write(connection: Connection, known: Sequence[Table]) -> Added:
-            old = completes and await connection.fetchrow(_DELETE_SAME, image.image_id, image.content_hash)
+            old = completes and await connection.fetchrow(_DELETE_SAME, image.image_id, image.content_hash, completes)
             if not old:
                 return await _add(connection, known, image, skip_duplicates=skip_duplicates, near=near)
             image.path, image.metadata = image.path or old["path"], image.metadata or old["metadata"]
@@ -94,21 +104,32 @@ class Images(Vectors):
     async def forget(self, tenant: str, name: str, least: float | None, *, delete_images: bool = False) -> Sequence[str]:
         """Delete the images that are registered under a name, and others with faces like these if wanted; return the ids of those.
 
-        These are, for each registered face, the nearest ones from the cosine `least` on, up to 1,000; none without it.
+        These are, for each registered face, the nearest ones from the cosine `least` on, up to 1,000; none without it. If they
+        are to be deleted, all is at once; raises UnknownRecord then if there is no such name. Otherwise, the name is deleted first.
         """
+        others, like = set[str](), list[Vector]()
+        check_text(name, "The name of a person")
         async with self.as_tenant(tenant) as connection:
-            await lock(connection, (tenant, "name", check_text(name, "The name of a person")))
-            others: set[str] = set()
+            rows = await connection.fetch(f"SELECT image_id FROM images WHERE {_REGISTERED}", name)
+            if delete_images and not rows:
+                raise UnknownRecord("No face is registered under this name: find images by a picture (/faces/search)")
             if least is not None and (table := await active(connection, "face")):
-                registered = f"SELECT vector::vector FROM vectors_{table.number} JOIN parts ON part = part_id WHERE name = $1"
-                joined = "JOIN images ON number = n.image JOIN parts ON part_id = part"
-                select = f"SELECT image_id, n.score FROM n {joined} WHERE name IS NULL"
-                for row in await connection.fetch(registered, name):
-                    like = Vector(row["vector"], table.model)
-                    found = await nearest(connection, table, "faces", like, Page(MAX_LISTED), select=select, is_exact=True)
-                    others.update(hit["image_id"] for hit in found if hit["score"] >= least)
-            await connection.execute("DELETE FROM images WHERE number IN (SELECT image FROM parts WHERE name = $1)", name)
-            if delete_images:
+                query = f"SELECT vector::vector FROM vectors_{table.number} JOIN parts ON part = part_id WHERE name = $1"
+                like = [Vector(row["vector"], table.model) for row in await connection.fetch(query, name)]
+            ids = {row["image_id"] for row in rows}
+            if not delete_images:
+                await _forget(connection, tenant, name, ids)
+        async with self.as_tenant(tenant) as connection:  # which may take long
+            joined = "JOIN images ON number = n.image JOIN parts ON part_id = part"
+            select = f"SELECT image_id, n.score FROM n {joined} WHERE name IS NULL"
+            for vector in like:
+                if (table := await active(connection, "face")) is None or table.model != vector.model:
+                    raise SearchUnavailable("The index has changed its model meanwhile")
+                found = await nearest(connection, table, "faces", vector, Page(MAX_LISTED), select=select, is_exact=True)
+                others.update(hit["image_id"] for hit in found if hit["score"] >= least)
+        if delete_images:
+            async with self.as_tenant(tenant) as connection:
+                await _forget(connection, tenant, name, ids | others)
                 await connection.execute("DELETE FROM images WHERE image_id = ANY ($1)", [*others])
         return sorted(others)
 
@@ -141,6 +162,7 @@ class Images(Vectors):
     async def update(self, tenant: str, image_id: str, path: str | None, metadata: Mapping[str, Any]) -> Sequence[str]:
         """Change path and metadata of an image, if there are such and they are other ones; return which were."""
         async with self.as_tenant(tenant) as connection:
+            await lock(connection, (tenant, "id", image_id))
             row = await _find(connection, image_id)
             others = {"path": check_text(path or "", "The path of an image", 4096), "metadata": check_metadata(metadata)}
             changed = [name for name, value in others.items() if value and value != row[name]]
@@ -162,6 +184,9 @@ class Images(Vectors):
                 f"SELECT vector::vector FROM vectors_{table.number} WHERE image = $1 AND part IS NULL", row["number"]
             )
             indexed = await _count(connection, row["number"])
+            for family, part in PART_OF.items():  # an image whose vectors are lost is left out
+                if (searched := await active(connection, family)) and "model" in (row["states"] or {}).get(part, {}):
+                    row["states"][part]["model"] = searched.model
         return record(
             StoredImage,
             row,
@@ -194,6 +219,12 @@ class Images(Vectors):
         if found is None:
             raise UnknownRecord("There is no such thumbnail")
         return bytes(found)
+
+
+async def _forget(connection: Connection, tenant: str, name: str, ids: Collection[str]) -> None:
+    await lock(connection, *((tenant, "id", image_id) for image_id in ids))
+    await lock(connection, (tenant, "name", name))  # after ids, as those who register
+    await connection.execute(f"DELETE FROM images WHERE {_REGISTERED}", name)
 
 
 def _check(image: NewImage) -> None:

@@ -30,6 +30,7 @@ SELECT set_config('search_path', array_to_string(ARRAY(SELECT quote_ident(name) 
 _FILES = {int(file.name.split("_")[0]): file for file in Path(__file__).with_name("migrations").glob("*.sql")}
 NEWEST = max(_FILES)
 
+_MAX_SECONDS = 24 * 3600
 _MIN_MAJOR, _MIN_PGVECTOR = 16, [0, 8]
 # https://github.com/pgvector/pgvector/pull/988 and https://github.com/pgvector/pgvector/issues/993
 _UNDAMAGED_PGVECTOR, _MENDED_PGVECTOR = [0, 8, 3], [0, 8, 4]
@@ -77,7 +78,8 @@ async def _migrate(connection: Any, up_to: int | None) -> None:  # noqa: ANN401 
     if version > NEWEST:
         raise SearchUnavailable(f"The database has version {version} of the schema, of a later Nereid; this one knows {NEWEST}")
     for next_version in range(version + 1, (NEWEST if up_to is None else up_to) + 1):
-        await connection.execute(await asyncio.to_thread(_FILES[next_version].read_text))
+        await connection.execute("SET LOCAL statement_timeout = 0")  # an index may take long
+        await connection.execute(await asyncio.to_thread(_FILES[next_version].read_text), timeout=_MAX_SECONDS)
         await connection.execute("UPDATE schema_version SET version = $1", next_version)
 
 

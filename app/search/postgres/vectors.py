@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from app.errors import InvalidParameter, SearchUnavailable
-from app.search.engine import FAMILY, Family, ModelsInUse, Page, Vector, VectorIndex
+from app.search.engine import FAMILY, PART_OF, Family, ModelsInUse, Page, Vector, VectorIndex
 from app.search.postgres.connection import VECTORS_LOCK, Connection, Database, lock
 from app.search.postgres.migrations import refuse_damage
 from app.search.postgres.values import check_vector
@@ -39,6 +39,12 @@ SELECT $1, $2, $3, metadata, added_at, $4, $5 FROM images WHERE number = $1
 ON CONFLICT DO NOTHING
 """
 
+_RANGE = "number > $1 AND number <= $2"
+_LEAVE_OUT = """
+UPDATE images SET states = coalesce(states, '{}') || jsonb_build_object($2::text,
+    jsonb_build_object('state', 'left_out', 'why', 'its vectors were lost when the model was changed to ' || $3::text))
+WHERE number = ANY ($1)
+"""
 _SHORTLY = "SET LOCAL lock_timeout = '1s'"
 _COUNT_SECONDS, _MAX_NUMBER = 600, 2**63 - 1
 
@@ -117,29 +123,26 @@ class Vectors(Database):
             await connection.execute(
                 "SELECT pg_advisory_xact_lock_shared($1), set_config('statement_timeout', '0', true)", VECTORS_LOCK
             )
-            lost = await _count_lacking(connection, await by_state(connection, family), 0, last)
-        if lost <= may_lose:
+            lost = await _images_lacking(connection, await by_state(connection, family), _RANGE, 0, last)
+        if len(lost) <= may_lose:
             async with self._alone() as connection:
                 known = await by_state(connection, family)
                 if "next" not in known:
-                    return lost
-                if await _count_lacking(connection, known, last, _MAX_NUMBER):
+                    return len(lost)
+                if await _images_lacking(connection, known, _RANGE, last, _MAX_NUMBER):
                     return None
-                await connection.execute("DELETE FROM models WHERE number = $1", known["active"].number)
+                lost = await _images_lacking(connection, known, "image = ANY ($1)", lost)
+                await connection.execute(_LEAVE_OUT, lost, PART_OF[family], known["next"].model)
+                await delete_model(connection, family, "active")
                 await connection.execute("UPDATE models SET state = 'active' WHERE number = $1", known["next"].number)
-        return lost
+        return len(lost)
 
     async def drop_unused(self) -> None:
         """Drop the tables of vectors that are not searched any more; raise SearchUnavailable if a backup, for one, reads them."""
         async with self.as_owner() as connection:
             await connection.execute(_SHORTLY)
-            rows = await connection.fetch(
-                "SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relname ~ '^vectors_[0-9]+$'"
-                " AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'models'::regclass)"
-                " AND relname NOT IN (SELECT 'vectors_' || number FROM models)"
-            )
-            for row in rows:
-                await connection.execute(f"DROP TABLE {row['name']}")
+            for row in await connection.fetch("DELETE FROM unused RETURNING number"):
+                await connection.execute(f"DROP TABLE IF EXISTS vectors_{row['number']}")
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[Connection]:
@@ -202,9 +205,15 @@ async def begin(connection: Connection, family: Family, model: str, dimensions: 
     await connection.execute(_TABLE.format(n=number, type=kind, dimensions=dimensions) + indexes)
 
 
-def _lacking(known: Mapping[str, Table]) -> str:
-    # Images and parts of vectors after $1 and up to $2 that have none of the next model.
-    some = f"FROM vectors_{known['active'].number} WHERE number > $1 AND number <= $2"
+async def delete_model(connection: Connection, family: Family, state: str) -> bool:
+    """Keep no vectors of a model any more; return False if there is no such one. Its table goes later: others may read it."""
+    query = "WITH old AS (DELETE FROM models WHERE family = $1 AND state = $2 RETURNING number)"
+    return bool(await connection.fetchval(f"{query} INSERT INTO unused SELECT number FROM old RETURNING true", family, state))
+
+
+def _lacking(known: Mapping[str, Table], where: str = _RANGE) -> str:
+    # Images and parts of such vectors that have none of the next model.
+    some = f"FROM vectors_{known['active'].number} WHERE {where}"
     others = f"FROM vectors_{known['next'].number} WHERE image IN (SELECT image {some})"
     return f"SELECT image, part {some} EXCEPT SELECT image, part {others}"
 
@@ -220,9 +229,9 @@ async def lacking_of(connection: Connection, image: int) -> Mapping[Family, str]
     return found
 
 
-async def _count_lacking(connection: Connection, known: Mapping[str, Table], after: int, last: int) -> int:
-    query = f"SELECT count(DISTINCT image) FROM ({_lacking(known)}) lacking"
-    return int(await connection.fetchval(query, after, last, timeout=_COUNT_SECONDS)) if "next" in known else 0
+async def _images_lacking(connection: Connection, known: Mapping[str, Table], where: str, *values: object) -> Sequence[int]:
+    query = f"SELECT DISTINCT image FROM ({_lacking(known, where)}) lacking"
+    return [row[0] for row in await connection.fetch(query, *values, timeout=_COUNT_SECONDS)] if "next" in known else []
 
 
 async def tables(connection: Connection) -> Sequence[Table]:

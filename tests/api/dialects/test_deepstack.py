@@ -171,6 +171,7 @@ async def test_registered_faces_are_recognized(searched: Searched) -> None:
         assert (await ask(client, "delete", userid=userid))["images"] == images
     assert await recognize(client) == ["unknown", "Ben"]
     assert (await ask(client, "delete", userid="Ben", delete_images="true"))["images"] == ["other"]
+    await ask(client, "delete", 404, userid="Ben", delete_images="true")
     found = json(await client.post("/faces/search?min_score=0", content=SCENE))["results"]
     assert {hit["image_id"] for hit in found} == {"album"}
     assert {each.name: each.records for each in await engine.statistics("")}["faces"] == 1

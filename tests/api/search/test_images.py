@@ -1,5 +1,6 @@
 """Images are indexed and found, as clients of OpenProcessor ask for it, on a real database and a real Triton."""
 
+import asyncio
 from base64 import b64encode
 from typing import Any
 from uuid import UUID
@@ -101,6 +102,18 @@ async def test_known_image_gets_what_it_lacks(open_gateway: OpenGateway) -> None
     assert after["metadata"]["indexed_at"] == before["metadata"]["indexed_at"]
     assert {part: state["state"] for part, state in after["parts"].items()} == dict.fromkeys(PARTS, "there")
     assert after["parts"]["embedding"]["model"] == "embedding:1"
+
+
+async def test_same_image_sent_at_once_with_different_parts_gets_all(searching: httpx.AsyncClient) -> None:
+    form = [{name: "false"} for name in ("enable_clip", "enable_ocr", "enable_faces")]
+    statuses = [
+        response.status_code
+        for response in await asyncio.gather(
+            *(searching.post("/ingest", content=SCENE, params={"image_id": "one", **given}) for given in form)
+        )
+    ]
+    parts = json(await searching.get("/query/image/one"))["parts"]
+    assert (sorted(statuses), {*parts}) == ([200, 200, 201], {*PARTS})
 
 
 async def test_vector_of_embed_image_may_be_kept(searching: httpx.AsyncClient, client: httpx.AsyncClient) -> None:

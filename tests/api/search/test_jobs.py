@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
+from errno import EACCES, EIO
+from itertools import count
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -98,15 +101,40 @@ async def test_dead_disk_delays_no_other_request(
     assert {problem["code"] for problem in late} == {"search_unavailable"}
 
 
+async def test_file_or_folder_that_cannot_be_read_fails_alone(
+    searching: httpx.AsyncClient, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that has an error is waited for."""
+    read, scan, is_over = Files._read, os.scandir, Event()  # noqa: SLF001
+    errors = [PermissionError(EACCES, "", f"{photos}/inner"), OSError(EIO, "")]
+
+    def scan_inner(folder: Any) -> Any:  # noqa: ANN401
+        if errors and str(folder).endswith("inner"):
+            raise errors.pop()
+        return scan(folder)
+
+    for limit, seconds in {"files._PATIENCE": 0.5, "jobs._PAUSE": 0, "jobs._POLL": 0.01}.items():
+        monkeypatch.setattr(f"app.search.{limit}_SECONDS", seconds)
+    monkeypatch.setattr(os, "scandir", scan_inner)
+    monkeypatch.setattr(Files, "_read", lambda self, path: is_over.wait() if path.endswith("b.PNG") else read(self, path))
+    answer = await index(searching, photos, **QUICK)
+    failures = json(await searching.get(f"/v1/ingest/jobs/{answer['job_id']}/failures"))["failures"]
+    is_over.set()
+
+    assert (answer["processed"], answer["unreadable"], errors) == (1, 1, [])
+    assert [each["name"].removeprefix(f"{photos}/") for each in failures] == ["b.PNG", "inner", "link.bmp", "pipe.bmp"]
+
+
 async def test_file_that_ends_its_process_is_tried_three_times(
     open_gateway: OpenGateway, own_engine: PostgresEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An outage is waited for; a job whose folder is on another machine is left to that."""
-    for name in ("a.bmp", "b.bmp"):
+    """Those after it go one by one. An outage is waited for; a job whose folder is on another machine is left to that."""
+    names, begun_at = ("a.bmp", "b.bmp", "c.bmp"), list[str]()
+    for name in names:
         (tmp_path / name).write_bytes(SCENE)
     options = {"directory": str(tmp_path), "recursive": True, "max_images": None, "ingest": [[True] * 4, True, None]}
-    foreign = await own_engine.add_job("", "directory", options, {str(tmp_path): 1})
-    job = await own_engine.add_job("", "directory", options, await Files((), (), 0).identify([str(tmp_path)]))
+    foreign = await own_engine.add_job("", "directory", options, {str(tmp_path): os.stat(tmp_path).st_ino})  # noqa: PTH116
+    job = await own_engine.add_job("", "directory", options, await Files([tmp_path], (), 0).identify([str(tmp_path)]))
     for _ in range(4):
         await own_engine.claim_job(job.job_id, 0)
     away = [TritonUnavailable("away") for _ in range(200)]
@@ -115,23 +143,28 @@ async def test_file_that_ends_its_process_is_tried_three_times(
     async def ingest_later(*given: Any, **more: Any) -> Any:  # noqa: ANN401 - those of the method
         if away:
             raise away.pop()
+        begun_at.append((await own_engine.job("", job.job_id)).position[-5:])
         return await ingest(*given, **more)
 
     for limit, seconds in {"_PAUSE_SECONDS": 0, "_LEASE_SECONDS": 0, "_POLL_SECONDS": 0.01}.items():
         monkeypatch.setattr(f"app.search.jobs.{limit}", seconds)
     monkeypatch.setattr(Search, "ingest", ingest_later)
-    async with open_gateway():
+    async with open_gateway() as client:
 
         async def is_done() -> bool:
             return (await own_engine.job("", job.job_id)).state == "done"
 
         await until(is_done)
+        waiting = json(await client.get(f"/ingest/jobs/{foreign.job_id}"))
+        for status in (200, 404):
+            json(await client.delete(f"/ingest/jobs/{foreign.job_id}"), status)
     ended = await own_engine.job("", job.job_id)
-    assert (ended.counts["processed"], ended.counts["errors"], away) == (1, 1, [])
+    assert (ended.counts["processed"], ended.counts["duplicates"], begun_at) == (1, 1, [*names[:2]])
     assert [tuple(one)[:2] for one in (await own_engine.failures("", job.job_id, Page(9))).items] == [
         (str(tmp_path / "a.bmp"), "process_ended")
     ]
-    assert (await own_engine.job("", foreign.job_id)).state == "waiting"
+    assert (waiting["state"], waiting["status"], waiting["error"].endswith("DELETE gives it up")) == ("waiting", "success", True)
+    assert (await own_engine.job("", foreign.job_id)).state == "failed"
 
 
 async def test_index_is_made_anew_with_another_model(
@@ -144,33 +177,51 @@ async def test_index_is_made_anew_with_another_model(
         for image_id, colour in (("lost", "green"), ("kept", "blue")):
             json(await client.post(f"/ingest?image_id={image_id}", content=scene("PNG", colour)), 201)
         assert "embedding:1" in json(await client.post("/search/reindex"), 400)["detail"]
+    identify, asked = Files.identify, count(1)
     async with open_gateway(faces=False, task_models="embedding=faces_description") as client:
 
         async def reindex(**given: object) -> tuple[Any, ...]:
             answer = json(await client.post("/v1/search/reindex", json=given), 201 if given.get("allow_missing") == 1 else 200)
-            return answer["state"], answer["processed"], answer["errors_count"], answer["unreadable"], answer["error"]
+            failures = json(await client.get(f"/ingest/jobs/{answer['job_id']}/failures"))["failures"]
+            codes = {each["code"] for each in failures}
+            return answer["state"], answer["processed"], answer["errors_count"], answer["unreadable"], answer["error"], codes
+
+        async def identify_later(self: Files, folders: Sequence[str]) -> dict[str, int]:
+            if next(asked) == 3:  # before the end: until then, there was another disk
+                (tmp_path / "a").rename(tmp_path / "a.bmp")
+                return {}
+            return await identify(self, folders)
 
         with monkeypatch.context() as patch:
             patch.setattr(Describer, "describe_parts", failing)
             broken = await reindex(allow_missing=100)
         assert broken[:4] == ("failed", 0, 1, 2)
         assert "1 images could not be described" in broken[4]
-        gone = await reindex()
-        assert gone[:4] == ("failed", 1, 0, 2)
+        (tmp_path / "a.bmp").rename(tmp_path / "a")
+        with monkeypatch.context() as patch:
+            patch.setattr("app.search.jobs._PAUSE_SECONDS", 0)
+            patch.setattr(Files, "identify", identify_later)
+            gone = await reindex()
+        assert (gone[:4], gone[5]) == (("failed", 1, 0, 2), {"gone"})
         assert "allow_missing=2" in gone[4]
+        assert "register" not in gone[4]
         assert await own_engine.models("image") == ("embedding:1", "faces_description:1")
-        json(await client.post("/ingest?image_id=new", content=scene("PNG", "red")), 201)
+        json(await client.post("/ingest?image_id=deepstack-face-new", content=scene("PNG", "red")), 201)
         json(await client.delete("/search/reindex/image"))
         assert await own_engine.models("image") == ("embedding:1", None)
         json(await client.delete("/search/reindex/image"), 404)
-        assert (await reindex())[3] == 3
-        json(await client.delete("/query/image/new"))
+        assert "register again those that are registered faces (1)" in (await reindex())[4]
+        json(await client.delete("/query/image/deepstack-face-new"))
         json(await client.post("/ingest", content=scene("PNG", "blue")))
-        assert await reindex(allow_missing=1) == ("done", 0, 0, 1, None)
+        assert await reindex(allow_missing=1) == ("done", 0, 0, 1, None, {"gone"})
         assert await own_engine.models("image") == ("faces_description:1", None)
         assert {hit["image_id"] for hit in json(await client.post("/search/image?min_score=0", content=SCENE))["results"]} == {
             *("a.bmp", "kept")
         }
+        assert json(await client.get("/query/image/kept"))["parts"]["embedding"]["model"] == "faces_description:1"
+        assert "were lost" in json(await client.get("/query/image/lost"))["parts"]["embedding"]["why"]
+        assert json(await client.post("/ingest", content=scene("PNG", "green")))["is_completed"]
+        assert json(await client.get("/query/image/lost"))["parts"]["embedding"]["state"] == "there"
 
 
 async def failing(*_: object) -> None:
@@ -182,8 +233,10 @@ async def test_broken_next_model_fails_no_image(open_gateway: OpenGateway, own_e
         json(await client.post("/ingest", content=SCENE), 201)
         await own_engine.begin_model("image", "embedding:7", 64)
         answer = json(await client.post("/ingest", content=OTHER), 201)
+        known = json(await client.post("/ingest", content=SCENE))
         advice = json(await client.post("/search/reindex"), 400)["detail"]
         assert advice.endswith("DELETE /search/reindex/image gives up the change to embedding:7")
         json(await client.delete("/search/reindex/image"))
         assert json(await client.post("/search/reindex"), 400)["detail"].endswith("there is nothing to do")
-    assert "version 7" in answer["errors"][0]
+    assert known["status"] == "duplicate"
+    assert all("version 7" in each["errors"][0] for each in (answer, known))

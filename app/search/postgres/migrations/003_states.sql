@@ -1,5 +1,7 @@
 -- A change of the model goes on by the numbers of vectors, and loses as many images as its caller names.
-UPDATE jobs SET position = '', options = options || '{"allow_missing": 0}' WHERE kind = 'reindex';
+SET LOCAL lock_timeout = '5s';  -- who waits for a table holds up all others
+UPDATE jobs SET position = '', options = options || '{"allow_missing": 0}', claim = claim + 1, state = 'waiting'
+WHERE kind = 'reindex' AND ended_at IS NULL;
 
 ALTER TABLE jobs
     ADD folders jsonb NOT NULL DEFAULT '{}',  -- that who takes it must have: their paths and numbers
@@ -9,10 +11,12 @@ CREATE TABLE failures (
     tenant text NOT NULL DEFAULT current_setting('nereid.tenant'),
     name text NOT NULL,
     code text NOT NULL,
-    why text NOT NULL,
-    PRIMARY KEY (job_id, name)
+    why text NOT NULL
 );
+CREATE UNIQUE INDEX ON failures (job_id, md5(name));  -- a path may be too long
 CALL protect('failures');
+
+CREATE TABLE unused (number integer PRIMARY KEY);  -- of tables of vectors that are to be dropped
 
 ALTER TABLE images ADD states jsonb;  -- of parts; null for images that were there before
 

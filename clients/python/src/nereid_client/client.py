@@ -317,4 +317,6 @@ def _configured(url: str, key: str | None, options: dict[str, Any]) -> dict[str,
     if key and not re.fullmatch("[!-~]+", key):  # httpx's error would quote it
         raise InvalidKey("the API key has characters that no key has; does it end with a space or a line break?")
     headers = {"Accept": "application/json", **({"Authorization": f"Bearer {key}"} if key else {}), **options.get("headers", {})}
-    return {"base_url": url, "timeout": TIMEOUT, "trust_env": not is_local(httpx.URL(url)), **options, "headers": headers}
+    has_no_proxy = is_local(httpx.URL(url)) and "proxy" not in options  # of the environment
+    mounts = {"mounts": {"http://": None, "https://": None}} if has_no_proxy else {}
+    return {"base_url": url, "timeout": TIMEOUT, **mounts, **options, "headers": headers}

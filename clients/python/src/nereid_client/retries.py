@@ -12,6 +12,7 @@ from nereid_client.errors import Problem, Unreachable, address, is_local
 _FIRST_BACKOFF_SECONDS = 0.2
 _MAX_BACKOFF_SECONDS = 10.0
 _TEMPORARY_STATUS = {429, 503}
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
 _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 
 
@@ -45,7 +46,7 @@ class Attempts:
             Unreachable: Instead of an error of httpx.
         """
         self._left -= 1
-        self._is_unknown |= isinstance(error, httpx.RequestError)
+        self._is_unknown |= isinstance(error, httpx.RequestError) and not isinstance(error, _NEVER_SENT)
         pause = random.uniform(0, self._backoff)  # noqa: S311 - so that clients do not come back together
         self._backoff = min(2 * self._backoff, _MAX_BACKOFF_SECONDS)
         if isinstance(error, Problem):
