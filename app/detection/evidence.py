@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 _MIN_ROWS = 20
 # The share of rows that may be otherwise: INT8 rounds, and a network may be wrong somewhere.
 _FEW = 0.01
+# Of boxes in fractions of the input.
+_MOST = 0.9
 # INT8 rounds scores of the background to slightly less than 0.
 _LEAST_SCORE = -0.05
 # Of the largest coordinate: a box of the background may be slightly turned.
@@ -17,6 +19,10 @@ _SLACK = 0.02
 _MAX_LOG_SIZE = 20
 _ROUNDING = 0.05
 _SCORE_AND_CLASS = 2
+
+LOGITS, CORNERS, IS_CLASS = "its scores are logits", "its boxes are x1 y1 x2 y2", "its last column is a class"
+DECODED, IN_CELLS = "its boxes are decoded", "its boxes have negative sizes, as those of a raw YOLOX"
+"""Reasons that tell how to mend it."""
 
 BoxFormat = Literal["corners", "centres", "cells"]
 """x1 y1 x2 y2; centre and size; offset and log size in cells."""
@@ -35,8 +41,9 @@ class Rows(NamedTuple):
 
 def are_fractions(boxes: NDArray[np.float32]) -> bool | None:
     """Return whether boxes (n, 4) are fractions of the input, and not pixels; None if there are none with a size."""
-    largest = float(np.abs(boxes).max(initial=0))
-    return None if not largest > 0 else largest <= 2  # noqa: PLR2004 - of all boxes, one ends beyond the second pixel
+    largest = np.abs(boxes).max(axis=1)
+    sized = largest[largest > 0]
+    return float(np.mean(sized <= 2)) > _MOST if len(sized) else None  # noqa: PLR2004 - most boxes end beyond the second pixel
 
 
 def contradict(rows: Rows, boxes: BoxFormat, *, are_always_fractions: bool) -> str:
@@ -44,7 +51,7 @@ def contradict(rows: Rows, boxes: BoxFormat, *, are_always_fractions: bool) -> s
     if len(rows.boxes) < _MIN_ROWS or not np.isfinite(rows.boxes).all():
         return ""
     if _share(rows.scores.max(axis=1) < _LEAST_SCORE) > _FEW:
-        return f"its scores are logits, such as {rows.scores.min():.1f}: export it with its sigmoid"
+        return f"{LOGITS}, such as {rows.scores.min():.1f}: export it with its sigmoid"
     if reason := _contradict_boxes(rows.boxes, boxes):
         return reason
     if are_always_fractions and not are_fractions(rows.boxes):
@@ -53,20 +60,22 @@ def contradict(rows: Rows, boxes: BoxFormat, *, are_always_fractions: bool) -> s
     is_class = _share(np.abs(last - np.round(last)) > _ROUNDING) <= _FEW
     if rows.classes is not None:
         return "" if is_class else "its last column is not a class"
-    is_one = is_class and rows.scores.shape[1] == _SCORE_AND_CLASS and last.max() >= 1
-    return "its last column is a class" if is_one else ""
+    # FP16 may round the score of a single class to 1 in all rows.
+    is_one = is_class and rows.scores.shape[1] == _SCORE_AND_CLASS and last.max() >= max(1, last.min() + 0.5)
+    return IS_CLASS if is_one else ""
 
 
 def _contradict_boxes(boxes: NDArray[np.float32], kind: BoxFormat) -> str:
     sizes, slack = boxes[:, 2:], _SLACK * np.abs(boxes).max()
-    if kind == "cells":
-        is_decoded = float(sizes.max()) > _MAX_LOG_SIZE or (float(boxes.min()) >= 0 and are_fractions(boxes))
-        return "its boxes are decoded" if is_decoded else ""
+    if kind == "cells" and float(sizes.max()) <= _MAX_LOG_SIZE and (float(boxes.min()) < 0 or not are_fractions(boxes)):
+        return ""
     if kind == "corners":
         return "its boxes are not x1 y1 x2 y2" if _share((sizes < boxes[:, :2] - slack).any(axis=1)) > _FEW else ""
     if (sizes >= boxes[:, :2]).all():
-        return "its boxes are x1 y1 x2 y2"
-    return "its boxes have negative sizes, as those of a raw YOLOX" if _share(sizes.min(axis=1) < -slack) > _FEW else ""
+        return CORNERS
+    if kind == "cells":
+        return DECODED
+    return IN_CELLS if _share(sizes.min(axis=1) < -slack) > _FEW else ""
 
 
 def _share(values: NDArray[np.bool_] | np.bool_) -> float:

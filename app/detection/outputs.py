@@ -45,8 +45,11 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
 
 def raw_rows(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Rows:
     """Return all rows in the outputs for one image, as they are, but no padding; raise InvalidModelOutput."""
-    first, *more = (tensor.astype(np.float32) for tensor in take_outputs(spec, outputs))
-    match spec.expect_head(DetectionHead).output_format:
+    head, tensors = spec.expect_head(DetectionHead), take_outputs(spec, outputs)
+    with np.errstate(over="ignore", invalid="ignore"):
+        _DECODERS[head.output_format](spec, tensors)  # rejects other shapes
+    first, *more = (tensor.astype(np.float32) for tensor in tensors)
+    match head.output_format:
         case OutputFormat.END_TO_END:
             rows = Rows(more[0], more[1][:, None], more[2])
             is_valid = np.arange(len(rows.boxes)) < int(first[0])
@@ -56,7 +59,8 @@ def raw_rows(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Rows:
             is_upright = output_format is OutputFormat.YOLO_HEAD and not is_transposed(first.shape, spec.input_size)
             table = first.T if is_upright else first
             rows, is_valid = Rows(table[:, :4], table[:, 4:], None), np.ones(len(table), bool)
-    is_valid &= (rows.boxes != rows.boxes[-1:]).any(axis=1) | (np.arange(len(rows.boxes)) == 0)
+    is_first = (np.arange(len(rows.boxes)) == 0) & (rows.scores > 0).any(axis=1)
+    is_valid &= (rows.boxes != rows.boxes[-1:]).any(axis=1) | is_first
     return Rows(rows.boxes[is_valid], rows.scores[is_valid], None if rows.classes is None else rows.classes[is_valid])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from app.detection import evidence
 from app.doctor import batching, inference
 from app.doctor.finding import Finding, count, failure, ok, warning
 from app.errors import GatewayError, UnsupportedModel
@@ -25,6 +26,11 @@ from app.triton.status import own_message
 from app.zoo.configs import HALF
 
 _FIRST_PYTHON_WITHOUT_BYTES = (3, 13)
+_HEADS = {
+    **dict.fromkeys((evidence.CORNERS, evidence.IS_CLASS), ("deepstream",)),
+    evidence.DECODED: ("yolov5", "yolo"),
+    evidence.IN_CELLS: ("yolox",),
+}
 
 
 async def examine(
@@ -104,13 +110,23 @@ def _check_labels(spec: ModelSpec, file: str) -> Iterator[Finding]:
 
 def _check_checked(spec: ModelSpec, file: str) -> Iterator[Finding]:
     if spec.doubt:
-        yield warning("head", spec.doubt, f'add to {file}:\nparameters {{ key: "head" value {{ string_value: "deepstream" }} }}')
+        yield warning("head", spec.doubt, _how_to_mend(spec.doubt, file))
     elif spec.box_units is None:
         text = f"nothing tells whether the boxes of {spec.name} are pixels or fractions of its input; pixels are assumed"
         yield warning("box_units", text, f'add to {file}:\nparameters {{ key: "box_units" value {{ string_value: "pixels" }} }}')
     if spec.is_checked is False:
         text = f"{spec.reference} found nothing when it was added, so that nobody knows whether its boxes are right"
         yield warning("checked", text, "add it again with --samples FOLDER of pictures with its objects")
+
+
+def _how_to_mend(doubt: str, file: str) -> str:
+    if evidence.LOGITS in doubt:
+        return "export it again with its sigmoid"
+    heads = next((heads for reason, heads in _HEADS.items() if reason in doubt), ())
+    lines = [f'parameters {{ key: "head" value {{ string_value: "{head}" }} }}' for head in heads]
+    if not lines:
+        return f"add to {file} a `head` of the page `Serve a model with a config of your own` with such rows"
+    return f"add to {file}:\n" + ", or without an objectness:\n".join(lines)
 
 
 def _check_input(spec: ModelSpec, file: str) -> Iterator[Finding]:

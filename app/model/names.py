@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-# `names:` of a data.yaml, with what follows it on its line and on those that are indented or begin with a dash.
+# `names:` of a data.yaml, with what follows it on its line (1) and on those that are indented or begin with a dash (2).
 _YAML = re.compile(r"^names:[ \t]*(.*)\n?((?:[ \t]*-.*\n?|[ \t]+\S.*\n?)*)", re.MULTILINE)
+# A list or mapping of YAML in brackets, perhaps on several lines.
+_FLOW = re.compile(r"\s*[\[{](.*?)[\]}][ \t]*(?:#[^\n]*)?$", re.DOTALL | re.MULTILINE)
 _MAX_ID = 100_000
 _ENTRY = re.compile(r"\s*-\s+(.+)|\s*['\"]?(\d+)['\"]?(?:\s*:\s+|\s+)(\S.*)")
 
@@ -25,7 +27,7 @@ def read_literal(text: str) -> Any:  # noqa: ANN401
 def order_names(names: object) -> tuple[str, ...]:
     """Return the names in a list, or in a mapping from ids, which may be texts and begin with 1; empty for anything else."""
     if isinstance(names, list | tuple):
-        return tuple(map(str, names))
+        return tuple(map(str, names)) if all(isinstance(name, str | int | float) for name in names) else ()
     if not isinstance(names, Mapping) or not all(re.fullmatch(r"\d{1,5}", str(key)) for key in names):
         return ()
     by_id = {int(key): str(name) for key, name in names.items()}
@@ -34,17 +36,18 @@ def order_names(names: object) -> tuple[str, ...]:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Read names from a text: JSON, a data.yaml, or a line for each name, perhaps after its id."""
-    if text.lstrip().startswith(("[", "{")) and (names := order_names(read_literal(text.strip()))):
-        return tuple(map(str.strip, names))
+    """Read names from a text: JSON, a data.yaml, or a line for each name, perhaps after its id; empty for JSON of another form."""
+    if text.lstrip().startswith(("[", "{")) and not isinstance(literal := read_literal(text.strip()), str):
+        return tuple(map(str.strip, order_names(literal)))
     if yaml := _YAML.search(text):
-        inline, block = yaml[1].partition(" #")[0].strip(), yaml[2]
-        parts = [part for part in re.split(r",\s*", inline[1:-1]) if part] if inline else block.splitlines()
+        flow = _FLOW.match(text, yaml.start(1))
+        parts = [*filter(None, re.split(r"\s*,\s*", re.sub(r" #.*", "", flow[1]).strip()))] if flow else yaml[2].splitlines()
         return _from_entries(parts) or tuple(map(_unquote, parts))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     entries = _from_entries(lines) if lines and not lines[0].startswith("-") else ()
     # Names may begin with numbers, too: "1 Euro", "2 Euro".
-    return entries if len({*entries}) == len(entries) >= len(lines) else tuple(lines)
+    is_repeating = 2 * (len(entries) - len({*entries})) >= len(lines)
+    return entries if len(entries) >= len(lines) and not is_repeating else tuple(lines)
 
 
 def _from_entries(lines: list[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from copy import copy
 from time import monotonic
 from typing import Any, NamedTuple
 
+import msgspec
 import structlog
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion
@@ -40,7 +41,7 @@ class Completion(NamedTuple):
     name_classes: Callable[[dict[str, Any]], dict[str, Any]]
     """Returns a config with the class names that lie beside it; it may block."""
     decide_units: Callable[[TritonClient, ModelSpec], Awaitable[ModelSpec]]
-    """Returns the spec with the unit of its boxes; raises GatewayError if the model does not answer."""
+    """Returns the spec with the unit of its boxes; raises GatewayError if the model cannot answer now."""
 
 
 class SpecCache:
@@ -155,7 +156,9 @@ class SpecCache:
         try:
             decided = await completion.decide_units(self._client, spec)
         except GatewayError:  # it is asked again when its config is read again
-            return spec
+            if own is None or not are_interchangeable(own, spec):  # no answer is better than boxes in a wrong unit
+                raise
+            return msgspec.structs.replace(spec, head=decided.head, box_units=decided.box_units, doubt=decided.doubt)
         self._decided[spec.reference] = spec, self._client.connection, decided
         if decided.doubt:
             LOG.warning("the rows of a model are not of its head", model=spec.reference, reason=decided.doubt)

@@ -138,7 +138,7 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
 def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
     # Into `scratch`. The reference names the version, unless an old version has the same network.
     content = _read(file, request)
-    recognized = _recognize(content, file, request)
+    recognized = _recognize(content, file, request, old)
     without_floor, batch = _compose(content, recognized, request.title)
     name, _ = split_reference(reference)
     new = _describe(reference, request, recognized, sha256(content).hexdigest(), old, scratch.parent / name)
@@ -255,7 +255,7 @@ def _tensors(message: Any) -> "Iterator[onnx.TensorProto]":  # noqa: ANN401 - an
                 yield from _tensors(part)
 
 
-def _recognize(content: bytes, file: Path, request: Request) -> Recognized:
+def _recognize(content: bytes, file: Path, request: Request, old: Description | None) -> Recognized:
     import onnx  # noqa: PLC0415
 
     network = onnx.load_from_string(content)
@@ -266,6 +266,9 @@ def _recognize(content: bytes, file: Path, request: Request) -> Recognized:
         found = recognize(network, options)
     except ValueError as error:
         raise CommandError(f"{request.title}: {error}") from error
+    match found.recipe, old and old.recipe:
+        case DetectionRecipe(), DetectionRecipe(iou=iou) if options.iou is None:  # defaults of heads differ, and may change
+            found = found._replace(recipe=msgspec.structs.replace(found.recipe, iou=iou))
     return found._replace(recipe=request.published.recipe) if request.published else found
 
 
@@ -324,8 +327,8 @@ def _describe(  # noqa: PLR0913, PLR0917 - what is known of the network, and of 
             last_version=int(number),
         )
     for version, known in reversed(old.versions.items()):
-        if known == digest and old.recipe == recognized.recipe:
-            lacks_half = request.is_production and old.labels == labels and not (folder / version / configs.HALF).is_file()
+        if known == digest and old.recipe == recognized.recipe and (entry or old.labels == labels):
+            lacks_half = request.is_production and not (folder / version / configs.HALF).is_file()
             if entry or lacks_half or version in old.unchecked:
                 return msgspec.structs.replace(old, default_version=int(version))
             reference = refer_to(name, version)
@@ -379,6 +382,8 @@ def _check(
     if not report.is_plausible:
         text = "its scores are not between 0 and 1, or its boxes far outside of the image; is its head"
         raise CommandError(f"{text} {recipe.head}, and was it exported with its sigmoid?")
+    if report.classes > labels:
+        raise CommandError(f"it found class {report.classes - 1}, but there are {labels} labels, from 0: say --labels a,b,c")
     if report.f1 < MIN_F1:
         raise CommandError(
             f"the composed model and the network agree only in {report.f1:.1%} of a sample's results; is its head {recipe.head}?"
@@ -389,8 +394,6 @@ def _check(
         )
     if report.has_fractions and recipe.head in PIXELS:
         raise CommandError(f"{request.title} has boxes in fractions of the input: say --box-units normalized")
-    if report.classes > labels:
-        raise CommandError(f"it found class {report.classes - 1}, but there are {labels} labels, from 0: say --labels a,b,c")
     return report
 
 

@@ -117,7 +117,8 @@ def use_known_names(network: onnx.ModelProto) -> None:
     """Give an input of sizes, and outputs with names in `ALIASES`, the names by which they are known here."""
     own = {value.name for value in network.graph.output}
     known = next((dict(zip(alias, names, strict=True)) for alias, names in ALIASES.items() if own == {*alias}), {})
-    known |= {value.name: SIZES for value in network.graph.input if dims(value)[1:] == (2,)}
+    sizes = [value.name for value in network.graph.input if dims(value)[1:] == (2,)]
+    known |= dict.fromkeys(sizes, SIZES) if len(sizes) == 1 else {}
     if known.keys() - {SIZES}:
         _rename(network.graph, lambda name: known.get(name, name))
 

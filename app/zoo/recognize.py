@@ -40,9 +40,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("logits", "probabilities"), _CLASSIFIER),
 }
 _OWN = "; the page `Serve a model with a config of your own` of the documentation tells what else Triton can serve"
-_HALF = (0.5, 0.5, 0.5)
 _UNITS = {"pixels": "pixels", "normalized": "fractions of the input"}
-_PADDLE = {"channels": "BGR", "mean": _HALF, "std": _HALF}
+_PADDLE = {"channels": "BGR", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 # Padding of 127 is closest to the zeros that PaddleOCR pads a normalized line with.
 _LINE = {"size": (320, 48), "resize": "line", "pad": 127, "widths": (160, 320, 480, 640, 960, 1280), **_PADDLE}
 _NAMED: dict[NamedTask | None, dict[str, Any]] = {
@@ -134,8 +133,7 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     defaults = {"resize": "center_crop", "crop": 1.0} if hints.is_ultralytics_classifier else _DEFAULTS.get(head, {})
     if not is_classifier:
         properties |= _told_by(known[head], options, features)
-    task = "classification" if is_classifier else task
-    recipe = _to_recipe(defaults, options, **properties, task=task, head=head, size=size)
+    recipe = _to_recipe(defaults, options, **properties, task="classification" if is_classifier else task, head=head, size=size)
     found = Recognized(recipe, labels, shapes, str(metadata.get("license", "")))
     match metadata:
         case {"args": {"nms": True}, "batch": int(batch)}:
@@ -304,7 +302,7 @@ def _plausible(
     # Without `--head`, objects found once have few rows, and not one for each anchor.
     usual, (rows, columns) = rows_of_anchors(size), shape
     implausible = {"end_to_end", "rtdetr_topk"} if rows in usual else {"yolov5", "deepstream"}
-    if not usual & {rows, columns}:
+    if not usual & {rows, columns} or rows in usual.difference(possible_anchors(size)):
         implausible.add("yolo")
     if max(shape) > _MAX_QUERIES or columns in possible_anchors(size):
         implausible.add("rtdetr")
@@ -325,8 +323,8 @@ def _choose(
 ) -> tuple[str, tuple[str, ...]]:
     labels = options.labels or hints.class_names()
     named = [head for head, counts in fits.items() if not (labels and counts) or len(labels) in counts] or [*fits]
-    fitting = {head: fits[head] for head in named if head not in known or not known[head].contradiction}
-    if not fitting:
+    sound = {head: counts for head, counts in fits.items() if head not in known or not known[head].contradiction}
+    if not (fitting := {head: counts for head, counts in sound.items() if head in named} or sound):
         what = f"does not fit --head {options.head}" if options.head else "cannot be served"
         raise Unrecognized(f"{what}: {known[named[0]].contradiction}")
     possible = sorted({count for counts in fitting.values() for count in counts}) if all(fitting.values()) else ()
@@ -338,6 +336,7 @@ def _choose(
         raise Unrecognized(
             f"has {classes}, not {len(labels)}: say --labels a,b,c or --labels names.txt, with one name for each class"
         )
+    heads += ["yolov5"] if heads == ["yolo"] and "yolov5" in sound else []  # one name too many looks the same
     # Rows of seven may also be those of oriented boxes.
     if len(heads) > 1 or (heads == ["rtdetr"] and len(labels) == 3 and not options.head and hints.task is None):  # noqa: PLR2004
         raise Unrecognized(f"does not tell the format of its output: say {' or '.join(f'--head {head}' for head in heads)}")

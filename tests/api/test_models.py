@@ -3,10 +3,11 @@
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ from app.api import admin
 from app.api.application import Application
 from app.host import program
 from app.main import create_app
+from app.pipeline import completion
 from app.triton.repository import LOCK, REMOVED
 from app.zoo import description
 from app.zoo.repository import Repository
 from tests.api.conftest import ADMIN, CAMERA, Gateway, client_for, settings_for, write_keys
 from tests.fakes.triton import CONFIG, FakeTriton, LoadingTriton, config_with, infer_response, serving
-from tests.support import SCENE, call, calling, chunk, json, lifespan_of, receiving, staying
+from tests.support import SCENE, call, calling, captured_log, chunk, json, lifespan_of, receiving, staying
 from tests.zoo.exported import exported
 
 
@@ -85,25 +87,55 @@ async def test_names_beside_the_config_and_the_unit_of_boxes_are_found_when_a_mo
     """The embedded Triton's config tells neither; the rows for the golden picture tell the unit."""
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "labels.txt").write_text("door\r\nwindow\r\n", encoding="utf-8")
-    for unit, factor in (("normalized", 1), ("pixels", 32)):
-        fake = FakeTriton()
-        fake.knows_picture, fake.index = True, [("tiny", "1", "READY", "")]
-        fake.answer = infer_response(output0=np.array([[*np.array([0.25, 0.4, 0.75, 0.6]) * factor, 0.9, 1], [0] * 6], np.float32))
-        async with client_for(fake, model_repository=str(tmp_path)) as client:
-            (found,) = json(await client.post("/detect", content=SCENE))["detections"]
-            assert (found["x1"], found["x2"], found["class_name"]) == (0.25, 0.75, "window")
-            model = json(await client.get("/models/tiny"))
-            assert (model["box_units"], model["classes"], model["checked"]) == (unit, ["door", "window"], None)
-
-
-async def test_model_whose_rows_are_not_of_its_head_is_doubted() -> None:
     fake = FakeTriton()
     fake.knows_picture, fake.index = True, [("tiny", "1", "READY", "")]
-    fake.config = {**CONFIG, "output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [21, 6]}]}  # as a YOLOX of 32 x 32
-    fake.answer = infer_response(output0=np.array([[x, x, x + 9, x + 9, 0.1, 0] for x in range(21)], np.float32))
+    fake.next_refusals = [(grpc.StatusCode.INTERNAL, "it does not bear this picture")]
+    fake.answer = infer_response(output0=np.array([[0.25, 0.4, 0.75, 0.6, 0.9, 1], [0] * 6], np.float32))
+    async with client_for(fake, model_repository=str(tmp_path)) as client:
+        (found,) = json(await client.post("/detect", content=SCENE))["detections"]
+        assert (found["x1"], found["x2"], found["class_name"]) == (0.25, 0.75, "window")
+        model = json(await client.get("/models/tiny"))
+    assert (model["box_units"], model["classes"], model["checked"]) == ("normalized", ["door", "window"], None)
+
+
+OTHER = "; its config must say another `head`"
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "unit", "doubt"),
+    [
+        ("yolox", lambda x: [x, x, x + 9, x + 9, 0.1, 0], "pixels", f"its boxes are x1 y1 x2 y2{OTHER}"),
+        ("yolov5", lambda x: [x, 9, 4, 4, -9, -9], "pixels", "its scores are logits, such as -9.0: export it with its sigmoid"),
+        ("yolov5", lambda x: [x, 9, 4, 4, 0.1, 1], "pixels", ""),  # FP16 rounds the score of its only class
+        ("end_to_end", lambda _: [-1, -1, -1, -1, -1, -1], None, ""),
+        ("end_to_end", lambda x: [0, 0, x / 9, 0.5, 0.1, 0], "normalized", ""),  # a box ends far outside
+    ],
+)
+async def test_rows_tell_the_unit_of_boxes_or_that_they_are_not_of_their_head(
+    head: str, row: Callable[[int], list[float]], unit: str | None, doubt: str
+) -> None:
+    fake = FakeTriton()
+    fake.knows_picture, fake.index = True, [("tiny", "1", "READY", "")]
+    fake.config = {**config_with(head=head), "output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [21, 6]}]}
+    fake.answer = infer_response(output0=np.array([row(x) for x in range(21)], np.float32))
     async with client_for(fake) as client:
-        doubt = json(await client.get("/models/tiny"))["detail"]
-    assert doubt.endswith("but its boxes are decoded; its config must say another `head`")
+        model = json(await client.get("/models/tiny"))
+    assert (model["box_units"], (model["detail"] or "").rpartition("but ")[2]) == (unit, doubt)
+
+
+async def test_names_beside_the_config_that_are_not_those_of_the_classes_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = captured_log(monkeypatch, completion)
+    (tmp_path / "tiny").mkdir()
+    (path := tmp_path / "tiny" / "labels.txt").write_text("door\n", encoding="utf-8")
+    fake = FakeTriton()
+    # As a YOLOX of two classes.
+    fake.config = {**CONFIG, "output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [21, 7]}]}
+    fake.index = [("tiny", "1", "READY", "")]
+    async with client_for(fake, model_repository=str(tmp_path)) as client:
+        assert json(await client.get("/models/tiny"))["classes"] == []
+    assert [(call.method_name, call.kwargs["file"]) for call in log] == [("warning", str(path))]
 
 
 @pytest.fixture

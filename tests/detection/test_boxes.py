@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE, Candidates, from_yolo, suppress
-from app.detection.outputs import decode_outputs
+from app.detection.outputs import decode_outputs, raw_rows
 from app.detection.select import Suppression, choose_best, select, to_class_ids, to_suppression
 from app.errors import InvalidImage, InvalidModelOutput, InvalidParameter
 from app.model.anchors import anchor_grid, count_anchors
@@ -181,8 +181,9 @@ INVALID = [
 
 @pytest.mark.parametrize(("output_format", "outputs", "problem"), INVALID)
 def test_invalid_outputs_are_rejected(output_format: OutputFormat, outputs: Outputs, problem: str) -> None:
-    with pytest.raises(InvalidModelOutput, match=f"m returned .*{problem}"):
-        decode_outputs(spec_of(output_format), outputs)
+    for read in (decode_outputs, raw_rows) if problem == "shape" else (decode_outputs,):
+        with pytest.raises(InvalidModelOutput, match=f"m returned .*{problem}"):
+            read(spec_of(output_format), outputs)
 
 
 def test_image_that_the_model_could_not_decode_is_rejected() -> None:

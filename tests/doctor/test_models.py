@@ -23,7 +23,7 @@ from app.triton.client import TritonClient
 from app.triton.repository import DESCRIPTION
 from app.triton.statistics import read_statistics
 from tests.doctor.setups import FAILURE, OK, WARNING, Examined, assert_finding, examine
-from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response, serving
+from tests.fakes.triton import CONFIG, SPEC, FakeTriton, config_with, infer_response, serving
 from tests.support import NEEDS_BYTES, ROOT, eventually, free_port, own_arenas, regions, triton_home
 
 Capture = pytest.CaptureFixture[str]
@@ -270,6 +270,25 @@ def test_each_of_several_tritons_is_examined(without_triton: Settings, capsys: C
     assert_finding(up, OK, f"{alive.url}: Triton 2.59.1 answers at {alive.url}")
     assert_finding(examined["same_model"], WARNING, f"at {other.url} than at {alive.url}", "same model repository")
     assert_finding(examined.all("model")[-1], WARNING, without.url, "does not have a")
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "fix"),
+    [
+        ("yolox", [0, 0, 90, 90, 0.1, 0], '"head" value { string_value: "deepstream" }'),
+        ("yolox", [9, 9, 4, 90, 0.1, 0], '"yolov5" } }, or without an objectness:'),
+        ("yolov5", [9, 9, 4, 4, -9, -9], "export it again with its sigmoid"),
+        ("end_to_end", [9, 9, 4, 4, 0.1, 0], "a `head` of the page"),
+    ],
+)
+def test_fix_of_a_wrong_head_is_that_of_its_reason(
+    without_triton: Settings, capsys: Capture, head: str, row: list[float], fix: str
+) -> None:
+    rows = np.array([row] * 21, np.float32)
+    rows[:20, 3] += 1  # rows that are like the last one are padding
+    config = {**config_with(head=head), "output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [21, 6]}]}
+    made = fake(config=config, knows_picture=True, answer=infer_response(output0=rows))
+    assert_finding(examine_fakes(without_triton, capsys, made)["head"], WARNING, fix)
 
 
 async def measure(fake_triton: Fake, timeout_seconds: float = 60) -> dict[str, Finding]:

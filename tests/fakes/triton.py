@@ -41,7 +41,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     """Status and message for everything that it is told to load."""
 
     knows_picture = False
-    """Whether it answers questions about the golden picture."""
+    """Whether it answers questions about the golden picture, and about the unit of its boxes."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -103,6 +103,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         if request.id == "golden" and not self.knows_picture:  # as if it did not have the model
             await context.abort(grpc.StatusCode.UNAVAILABLE, "Request for unknown model")
+        if request.id == "unit" and not self.knows_picture:  # which tells nothing
+            return messages.ModelInferResponse(model_name=request.model_name)
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
         self.running += 1

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
+import msgspec
 import pytest
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownVersion, UnsupportedModel
@@ -19,9 +21,9 @@ from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
-from app.triton.specs import SpecCache
+from app.triton.specs import Completion, SpecCache
 from app.triton.transport import Transport
-from tests.fakes.triton import CONFIG, DOWN, GONE, NOT_LOADED, FakeTriton, LoadingTriton, Refusal, config_with, serving
+from tests.fakes.triton import CONFIG, DOWN, GONE, NOT_LOADED, SPEC, FakeTriton, LoadingTriton, Refusal, config_with, serving
 from tests.support import Clock, OpenTable, eventually
 
 Fake = tuple[FakeTriton, TritonClient]
@@ -122,6 +124,16 @@ async def test_model_that_has_gone_is_forgotten_by_the_refresh(  # noqa: PLR0913
     fake.config, fake.query_refusal = CONFIG, None
     clock.now += 1
     assert (await cache.get("tiny")).name == "tiny"
+
+
+async def test_unit_of_boxes_is_not_guessed_and_is_kept_if_it_cannot_be_asked_again(fake_triton: Fake) -> None:
+    decided, down = msgspec.structs.replace(SPEC, box_units="normalized"), TritonUnavailable("")
+    cache = SpecCache(fake_triton[1], Completion(lambda config: config, AsyncMock(side_effect=[down, decided, down])))
+    with pytest.raises(TritonUnavailable):
+        await cache.get("tiny")
+    for _ in range(2):
+        assert (await cache.read("tiny")).box_units == "normalized"
+        fake_triton[1].connection += 1
 
 
 SECONDS = 30.0

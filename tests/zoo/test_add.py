@@ -82,6 +82,8 @@ def test_detector_that_finds_nothing_is_told_as_not_checked(repository: Reposito
     )
     assert spec_of(repository).is_checked is False
     assert next(describe_models(repository, {})).endswith("versions 1 (default, not checked)")
+    with refused(repository, "other classes than doors"):
+        added(nothing, repository, labels="door,window,roof")
     onnx.save(nothing, path := repository.path.with_name("nothing.onnx"))
     request = Request(str(path), "doors", "", IMAGES, read_options({}))
     with refused(
@@ -142,10 +144,10 @@ def test_labels_of_the_command_line_may_be_long_or_json() -> None:
 
 
 def test_same_name_makes_the_next_version(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
-    added(network(), repository)
+    added(network(), repository, iou="0.5")
     heads = head_tensors("yolo")
     heads["output0"][:, :100] = 0  # finds less
-    added(network(tensors=heads), repository, licence="")
+    added(network(tensors=heads), repository, licence="")  # `iou` is that of the model
 
     model = repository.models()["doors"]
     assert (list(model.versions), model.default_version, model.licence, model.source) == (["1", "2"], 2, "MIT", "best.onnx")
@@ -197,7 +199,7 @@ def test_versions_are_chosen_and_removed(repository: Repository) -> None:
         (network().SerializeToString()[:-1000], {}, "is not a complete ONNX network"),
         (network(tensors={"output0": head_tensors("yolo")["output0"] * 5}), {}, "its scores are not between 0 and 1"),
         (network("rtdetr"), {"head": "rtdetr", "multi_label": "true"}, "multi_label is for the heads yolo, yolov5, yolox"),
-        (network("dfine", names=""), {"labels": "door,window"}, "it found class 2, but there are 2 labels, from 0"),
+        (network("deepstream", names=""), {"labels": "door,window"}, "it found class 2, but there are 2 labels, from 0"),
     ],
 )
 def test_network_that_cannot_be_served_is_one_sentence(

@@ -12,7 +12,7 @@ from app.imaging.fit import canvas_size, fit_for
 from app.model.spec import ModelSpec
 from app.model.triton_config import ScoreKind
 from app.zoo import inference
-from app.zoo.compose import compose_model
+from app.zoo.compose import compose_model, use_known_names
 from app.zoo.recipe import SIZES, ClassificationRecipe
 from app.zoo.recognize import Options, Unrecognized, recognize
 from app.zoo.repository import Repository
@@ -81,7 +81,7 @@ CHOSEN = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.
     ("network", "options", "expected"),
     [
         (said(YOLO), {}, {"head": "yolo", "iou": 0.7, "box_units": "pixels"}),
-        (said(YOLO.T), {}, {"head": "yolo"}),
+        (said(YOLO.T, task="detect"), {}, {"head": "yolo"}),
         (said(ROUNDED), {}, {"head": "yolo"}),
         (said(YOLO[:, :100]), {"head": "yolo"}, {"head": "yolo"}),  # of other strides
         (said(table("yolo", (1, 1))), {}, {"head": "yolo", "box_units": "normalized"}),
@@ -211,6 +211,9 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (exported(one(7, ANCHORS), names=names(80)), {}, "has 3 classes, not 80: say --labels a,b,c"),
         (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
         (exported(one(ANCHORS, 8), names=names(3)), {}, f"{ASKED}yolov5 or --head yolox$"),
+        (said(DECODED, names=names(4)), {}, f"{ASKED}yolo or --head yolov5$"),  # or YOLOv8, transposed
+        (said(table("yolov5"), names=names(4)), {}, "has 3 classes, not 4: say"),
+        (said(table("yolov5")[:, :6], names=names(2)), {}, "has 1 class, not 2: say"),
         (exported(one(300, 6), **FEW), {}, f"{ASKED}end_to_end or --head rtdetr or --head rtdetr_topk$"),
         (exported(one(300, 7), names=names(3)), {}, f"{ASKED}rtdetr$"),  # or oriented boxes
         (exported(one(20, 21504)), {}, "do not fit a known head"),
@@ -234,10 +237,12 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (parse(NETWORKS["text_recognition"]), {"task": "text_recognition", "labels": ("a", "b")}, "not those of 2 characters: say"),
         (same("float[1, 64, 64, 3]"), {}, "must take one image"),
         (same("float[1, 3, 64, 64]", "float[1] other"), {}, "images .* and other "),
+        (same("float[1, 3, 64, 64]", "float[1, 2] im_shape", "float[1, 2] scale_factor"), {}, "im_shape .* and scale_factor "),
         (same(VARIABLE, made="Reshape", of="int64[2] shape = {1, 7}"), SMALL, "does not run with 64 x 64 pixels"),
     ],
 )
 def test_user_is_told_what_to_do(network: onnx.ModelProto, options: dict[str, Any], message: str) -> None:
+    use_known_names(network)
     with pytest.raises(Unrecognized, match=message) as caught:
         recognize(network, Options(**options))
 
