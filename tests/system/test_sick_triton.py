@@ -60,9 +60,9 @@ class SickTriton(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         async def call(request: bytes, context: Any) -> bytes:  # noqa: ANN401
             metadata = [pair for pair in context.invocation_metadata() if not pair[0].startswith(("user-agent", "grpc-"))]
             asked = messages.ModelInferRequest.FromString(request) if details.method == MODEL_INFER else None
-            if asked is not None and asked.id in {"golden", "unit"}:
+            if asked is not None and asked.id == "golden":
                 self.questions[asked.model_name] += 1
-            elif asked is not None and asked.id != "probe":
+            elif asked is not None and asked.id not in {"probe", "unit"}:
                 self.inferences[asked.model_name] += 1
                 self.good_calls -= 1
             is_sick = asked is not None and self.good_calls < 0 and (not self.models or asked.model_name in self.models)
