@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from app.errors import GatewayError, UnsupportedModel
 from app.host import cores
 from app.model.heads import EmbeddingHead, TextDetectionHead
 from app.model.spec import ModelSpec, from_triton_config
-from app.pipeline import completion
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.config_file import ConfigFileError, read_config_file
@@ -33,6 +33,14 @@ _HEADS = {
 }
 
 
+def _import_completion() -> ModuleType | None:
+    try:
+        from app.pipeline import completion  # noqa: PLC0415 - its dependencies may be missing
+    except ImportError:  # reported by the checks of the machine
+        return None
+    return completion
+
+
 async def examine(
     client: TritonClient, settings: Settings, state: ModelState | None, *, is_here: bool
 ) -> tuple[list[Finding], ModelSpec | None]:
@@ -45,13 +53,17 @@ async def examine(
     findings = list(batching.check(model, file))
     if is_here:
         findings += batching.check_instances(model, file, cores.available(), is_embedded=not settings.triton_endpoints)
+    completion = _import_completion()
     try:
-        spec = from_triton_config(completion.name_classes(config, Path(settings.model_repository)), version)
+        if completion is not None:
+            config = completion.name_classes(config, Path(settings.model_repository))
+        spec = from_triton_config(config, version)
     except UnsupportedModel as error:
         fix = "`nereid pull` and `nereid add` compose a model with supported tensors from a network"
         return [failure("model", error.detail, fix), *findings], None
-    with suppress(GatewayError):  # the inferences say why
-        spec = await completion.decide_units(client, spec)
+    if completion is not None:
+        with suppress(GatewayError):  # the inferences say why
+            spec = await completion.decide_units(client, spec)
     formats = f"takes {spec.input_format.value} as {spec.datatype}, and returns {spec.head.description}"
     formats += ", with boxes as fractions of the input" if spec.box_units == "normalized" else ""
     checks = (

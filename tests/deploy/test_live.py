@@ -121,4 +121,5 @@ def test_every_metric_exists(observed: Observed) -> None:
     used = {name for expression in expressions for name in metric.findall(expression)}
 
     assert len(used) > 30
-    assert used - observed.prometheus.names() == {"api_canary_withdrawn"}  # the gateway here has no routes
+    # The gateway here has neither routes nor Frigate.
+    assert used - observed.prometheus.names() == {"api_canary_withdrawn", "api_frigate_images_total"}
