@@ -110,7 +110,7 @@ async def test_wrong_answer_leaves_the_model_out_until_two_are_right(
     assert examined.wrong == [True]
     with pytest.raises(CircuitOpen, match="answers wrongly"):
         examined.world.pipeline.check_circuit("tiny")
-    assert await examined.asked(10)
+    assert any([await examined.asked(1) for _ in range(20)])  # a question is several RPCs, which take real time
     assert examined.wrong == [True]
     examined.fake.rows = [RIGHT]
     questions = examined.fake.questions
