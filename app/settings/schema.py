@@ -135,8 +135,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Maximum size of an image in millions of pixels, checked in its header. This, and the sizes of files, are lower where
     the memory is too little for the largest image, without what Triton takes."""
     max_megapixels_non_jpeg: Annotated[float, Meta(gt=0, le=178)] = 25.0
-    """The same for images that cannot be decoded at a reduced size (all formats except JPEG), if it is lower; twice as many for the
-    HEICs of phones (8 bits, 4:2:0), and half as many for AVIF, because a pixel takes less or more memory."""
+    """The same for images that cannot be decoded at a reduced size (all formats except JPEG), if it is lower; twice as many
+    (50) for the HEICs of phones (8 bits, 4:2:0), and half as many (12.5) for AVIF, because a pixel takes less or more memory."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Minimum level of log messages, which are text on a terminal and lines of JSON elsewhere."""
     slow_request_ms: Annotated[float, Meta(ge=0, le=10_000_000)] | None = None
