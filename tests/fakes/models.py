@@ -280,6 +280,7 @@ output {{ name: "output0" data_type: TYPE_FP32 dims: [ 2, 6 ] }}
 parameters {{ key: "labels" value {{ string_value: "red,blue" }} }}
 parameters {{ key: "square" value {{ string_value: "{SIDE}" }} }}
 parameters {{ key: "placement" value {{ string_value: "top_left" }} }}
+parameters {{ key: "box_units" value {{ string_value: "pixels" }} }}
 """
 
 # It reads what it is given, so it finds nothing unless the file arrives as it was sent.

@@ -35,7 +35,7 @@ class Versions(FakeTriton):
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         answer = await super().ModelInfer(request, context)
-        if request.model_version == "3":
+        if request.model_version == "3" and request.id != "unit":
             self.asked_third += 1
             if self.is_sick and self.asked_third % 2:
                 await context.abort(grpc.StatusCode.INTERNAL, "onnx runtime error 6: the weights are not those of this model")
