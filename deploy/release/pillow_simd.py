@@ -25,18 +25,18 @@ def build(suite: str, cache: Path, to: Path) -> None:
         root = debian_root.make(suite, cache, Path(folder) / "root")
         root.install(*_PACKAGES)
         debian_root.write_pip_settings(root.folder)
-        (work := root.folder / "work").mkdir()
+        (work := root.folder / "build").mkdir()
         for path in _TOOLS:
             shutil.copy(path, work)
         (work / "locked.txt").write_text(_locked(), encoding="ascii")
-        root.succeed("python3", "-m", "venv", "/work/tools")
-        pip, hashes = "/work/tools/bin/pip", "--require-hashes"
-        root.succeed(pip, "install", hashes, *(f"--requirement=/work/{path.name}" for path in _TOOLS))
-        options = ["--no-deps", "--no-build-isolation", hashes, "--requirement=/work/locked.txt", "--wheel-dir=/work/compiled"]
+        root.succeed("python3", "-m", "venv", "/build/tools")
+        pip, hashes = "/build/tools/bin/pip", "--require-hashes"
+        root.succeed(pip, "install", hashes, *(f"--requirement=/build/{path.name}" for path in _TOOLS))
+        options = ["--no-deps", "--no-build-isolation", hashes, "--requirement=/build/locked.txt", "--wheel-dir=/build/compiled"]
         root.succeed(pip, "wheel", *options)
         (compiled,) = work.glob("compiled/*.whl")
         # With the libraries in the wheel, what installs it needs none of Debian's packages.
-        repair = f"PATH=/work/tools/bin:$PATH auditwheel repair --wheel-dir=/work/repaired /work/compiled/{compiled.name}"
+        repair = f"PATH=/build/tools/bin:$PATH auditwheel repair --wheel-dir=/build/repaired /build/compiled/{compiled.name}"
         root.succeed("sh", "-c", repair)
         for wheel in work.glob("repaired/*.whl"):
             shutil.copy(wheel, to)
