@@ -227,7 +227,8 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
 def _add(settings: Settings, options: argparse.Namespace) -> None:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
     from app.zoo import cascades  # noqa: PLC0415 - it loads numpy
-    from app.zoo.add import Request, add, read_options  # noqa: PLC0415 - it loads numpy and OpenCV
+    from app.zoo.add import Request, add  # noqa: PLC0415 - it loads numpy and OpenCV
+    from app.zoo.recognize import read_options  # noqa: PLC0415
 
     if options.source.endswith(".toml"):
         if options.sha256:

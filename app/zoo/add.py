@@ -1,11 +1,9 @@
 """Add a network to the model repository: recognise it, compose its model, check it, and make it the default version."""
 
-import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +17,6 @@ from app.cascade import catalog
 from app.host.packages import verify_sha256
 from app.host.program import CommandError, NotChecked, NotPossible, first_line
 from app.model.golden import Golden
-from app.model.names import parse_names
 from app.model.reference import refer_to, split_reference
 from app.model.spec import ModelSpec, from_triton_config
 from app.telemetry.logging import say
@@ -36,10 +33,8 @@ from app.zoo.registry import PublishedModel
 from app.zoo.repository import NETWORK, PREVIOUS, Repository
 
 if TYPE_CHECKING:
-    import onnx
     from onnxruntime import InferenceSession
 
-_LISTS = (".txt", ".yaml", ".yml", ".json", ".names")
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
 _JOIN = "where both are: python -c \"import onnx; onnx.save(onnx.load('NAME.onnx'), 'whole.onnx')\""
@@ -83,26 +78,6 @@ class Request(NamedTuple):
     def title(self) -> str:
         """What messages call the file."""
         return "the file" if self.source == "-" else self.source or (self.published.file_name if self.published else "")
-
-
-def read_options(given: Mapping[str, Any], *, may_read_files: bool = True) -> Options:
-    """Read the options of the command line, of which `labels` may name a file; raise CommandError if one is not valid."""
-    texts = {name: given[name] for name in Options.__struct_fields__ if given.get(name) is not None}
-    if "labels" in texts:
-        text: str = texts["labels"]
-        if may_read_files and (text.endswith(_LISTS) or os.path.isfile(text)):  # noqa: PTH113 - Path's raises if it is too long
-            texts["labels"] = read_labels(Path(text))
-        else:
-            is_list = "," in text and not text.lstrip().startswith(("[", "{"))
-            texts["labels"] = [label.strip() for label in text.split(",")] if is_list else parse_names(text)
-    if "size" in texts:
-        sides = texts["size"].split("x")
-        texts["size"] = sides if len(sides) > 1 else sides * 2
-    texts |= {name: texts[name].split(",") for name in texts.keys() & {"mean", "std"}}
-    try:
-        return msgspec.convert(texts, Options, strict=False)
-    except msgspec.ValidationError as error:
-        raise CommandError(f"an option is not valid: {error}") from error
 
 
 def add(request: Request, repository: Repository, apply: Callable[[str], str]) -> tuple[str, str]:
@@ -211,7 +186,7 @@ def _read(file: Path, request: Request) -> bytes:
         import onnx  # noqa: PLC0415 - heavy, and not installed if only the API runs
         import onnxruntime  # noqa: F401, PLC0415
 
-        from app.zoo.compose import load_network, use_known_names  # noqa: PLC0415
+        from app.zoo.compose import load_network, missing_weights, tensors_in, use_known_names  # noqa: PLC0415
     except ImportError as error:
         raise NotPossible("onnx and onnxruntime are not installed; use ./just, or install nereid-gateway[models]") from error
     try:
@@ -227,32 +202,12 @@ def _read(file: Path, request: Request) -> bytes:
     except MemoryError:
         raise
     except Exception as error:  # onnx has its own exception for every kind of broken file
-        if places := _missing_weights(file):
-            raise CommandError(f"{title} has its weights in {places}, not beside it; {_JOIN}") from error
+        if names := missing_weights(file):
+            raise CommandError(f"{title} has its weights in {_printable(', '.join(names))}, not beside it; {_JOIN}") from error
         raise CommandError(f"{title} is not a complete ONNX network: {first_line(error)}; {_EXPORT}") from error
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(network)):  # which ONNX Runtime would read
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors_in(network)):  # which ONNX Runtime would read
         raise CommandError(f"{title} has weights in other files where onnx does not expect them; {_EXPORT}")
     return content
-
-
-def _missing_weights(file: Path) -> str:
-    import onnx  # noqa: PLC0415
-
-    names: set[str] = set()
-    with suppress(Exception):  # of a broken file, nothing is known
-        for tensor in _tensors(onnx.load(file, load_external_data=False)):
-            names |= {_printable(entry.value) for entry in tensor.external_data if entry.key == "location"}
-    return ", ".join(name for name in sorted(names) if Path(name).name == name and not (file.parent / name).is_file())
-
-
-def _tensors(message: Any) -> "Iterator[onnx.TensorProto]":  # noqa: ANN401 - any message of ONNX
-    # Also in nested graphs and functions.
-    for field, value in message.ListFields():
-        for part in (value if field.is_repeated else [value]) if field.message_type else ():
-            if field.message_type.name == "TensorProto":
-                yield part
-            else:
-                yield from _tensors(part)
 
 
 def _recognize(content: bytes, file: Path, request: Request, old: Description | None) -> Recognized:

@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -32,6 +33,25 @@ _INPUTS = {"before/pixels": "before/pixels", "before/sizes": SIZES}
 def load_network(file: Path, architecture: Architecture | None) -> onnx.ModelProto:
     """Read a network, or build that of an architecture from the file of its weights; raise ValueError if they do not fit."""
     return onnx.load(file) if architecture is None else _ARCHITECTURES[architecture](file)
+
+
+def missing_weights(file: Path) -> list[str]:
+    """Return the names of the files that should lie beside a network, because it has its weights there, and do not."""
+    names: set[str] = set()
+    with suppress(Exception):  # of a broken file, nothing is known
+        for tensor in tensors_in(onnx.load(file, load_external_data=False)):
+            names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
+    return [name for name in sorted(names) if Path(name).name == name and not (file.parent / name).is_file()]
+
+
+def tensors_in(message: Any) -> Iterator[TensorProto]:  # noqa: ANN401 - any message of ONNX
+    """Yield the tensors in a network, also in nested graphs and functions."""
+    for field, value in message.ListFields():
+        for part in (value if field.is_repeated else [value]) if field.message_type else ():
+            if field.message_type.name == "TensorProto":
+                yield part
+            else:
+                yield from tensors_in(part)
 
 
 def compose_model(

@@ -1,7 +1,9 @@
 """Recognise head, input and classes of an exported network by names, types, shapes, metadata, and its rows for a picture."""
 
+import os
 from collections.abc import Collection, Mapping
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -9,12 +11,13 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from app.host.program import first_line
+from app.host.program import CommandError, first_line
 from app.model.anchors import possible_anchors, rows_of_anchors
 from app.model.golden import picture
 from app.model.heads import OTHERS_IOU, TASKS
-from app.model.names import read_literal
+from app.model.names import parse_names, read_literal
 from app.model.triton_config import ModelParameters, Placement, Resize, ScoreKind
+from app.zoo.description import read_labels
 from app.zoo.evidence import Evidence, examine
 from app.zoo.inference import TYPES, open_session, run
 from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, FeatureHeadName, NamedTask, Recipe, measure
@@ -22,6 +25,7 @@ from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, FeatureHeadName, N
 if TYPE_CHECKING:
     import onnx
 
+_LISTS = (".txt", ".yaml", ".yml", ".json", ".names")
 _HINTS = ("task", "names", "imgsz", "kpt_shape", "kpt_names")
 _SINGLE = ("yolo", "yolov5", "yolox", "deepstream", "end_to_end", "rtdetr", "rtdetr_topk")
 _MAX_QUERIES = 1000
@@ -91,6 +95,26 @@ class Options(Evaluation, frozen=True, kw_only=True):
     iou: Annotated[float | None, Meta(description="overlap above which two boxes of a class are one object")] = None
     resize: Annotated[Resize | None, Meta(description="letterbox, stretch or center_crop")] = None
     placement: Annotated[Placement | None, Meta(description="center or top_left, for a letterbox")] = None
+
+
+def read_options(given: Mapping[str, Any], *, may_read_files: bool = True) -> Options:
+    """Read the options of the command line, of which `labels` may name a file; raise CommandError if one is not valid."""
+    texts = {name: given[name] for name in Options.__struct_fields__ if given.get(name) is not None}
+    if "labels" in texts:
+        text: str = texts["labels"]
+        if may_read_files and (text.endswith(_LISTS) or os.path.isfile(text)):  # noqa: PTH113 - Path's raises if it is too long
+            texts["labels"] = read_labels(Path(text))
+        else:
+            is_list = "," in text and not text.lstrip().startswith(("[", "{"))
+            texts["labels"] = [label.strip() for label in text.split(",")] if is_list else parse_names(text)
+    if "size" in texts:
+        sides = texts["size"].split("x")
+        texts["size"] = sides if len(sides) > 1 else sides * 2
+    texts |= {name: texts[name].split(",") for name in texts.keys() & {"mean", "std"}}
+    try:
+        return msgspec.convert(texts, Options, strict=False)
+    except msgspec.ValidationError as error:
+        raise CommandError(f"an option is not valid: {error}") from error
 
 
 class Recognized(NamedTuple):

@@ -23,9 +23,10 @@ from app.pipeline import examiner
 from app.settings.schema import Settings
 from app.triton.client import MODEL_INFER, OPTIONS
 from app.zoo import registry
-from app.zoo.add import Request, add, read_options
+from app.zoo.add import Request, add
 from app.zoo.configs import HALF
 from app.zoo.pull import pull
+from app.zoo.recognize import read_options
 from app.zoo.repository import NETWORK, Repository
 from bench.harness.triton import Triton, embedded_triton
 from tests.fakes import models

@@ -14,8 +14,9 @@ from app.host.program import CommandError
 from app.model.spec import ModelSpec, from_triton_config
 from app.triton.config_file import read_config_file
 from app.triton.repository import LOCK, REMOVED, config_path
-from app.zoo.add import Request, add, read_options
+from app.zoo.add import Request, add
 from app.zoo.inference import open_session, run
+from app.zoo.recognize import read_options
 from app.zoo.repository import Repository
 
 

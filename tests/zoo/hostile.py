@@ -10,7 +10,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from app.host.program import CommandError
 from app.triton.repository import LOCK, REMOVED
-from app.zoo.add import Request, add, read_options
+from app.zoo.add import Request, add
+from app.zoo.recognize import read_options
 from app.zoo.repository import Repository
 
 _HEAD = '<ir_version: 8, opset_import: ["": 17]> network (float[b, 3, 64, 64] images) => (float[b, 7, 84] output0)'

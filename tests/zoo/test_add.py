@@ -28,8 +28,9 @@ from app.model.spec import are_interchangeable
 from app.triton.config_file import read_config_file
 from app.triton.repository import loadable_models
 from app.zoo import sandbox
-from app.zoo.add import Request, add, read_options
+from app.zoo.add import Request, add
 from app.zoo.listing import describe_models
+from app.zoo.recognize import read_options
 from app.zoo.repository import Repository
 from tests.fakes.http import answering
 from tests.processes import wait_for

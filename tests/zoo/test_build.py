@@ -16,7 +16,7 @@ from app.detection.nms import Candidates
 from app.triton.config_file import read_config_file
 from app.triton.repository import CLEARED, DESCRIPTION, identify
 from app.zoo import check, description, fingerprint, registry
-from app.zoo.add import Request, add, read_options, spec_of
+from app.zoo.add import Request, add, spec_of
 from app.zoo.build import agreement, build, extract, strip_floor
 from app.zoo.configs import HALF
 from app.zoo.description import Description, Serving
@@ -24,6 +24,7 @@ from app.zoo.half import keep_rounding
 from app.zoo.inference import open_session
 from app.zoo.pull import pull
 from app.zoo.recipe import DetectionRecipe
+from app.zoo.recognize import read_options
 from app.zoo.repository import NETWORK, Repository
 from tests.conftest import fetched
 from tests.support import IMAGES, SHARED
