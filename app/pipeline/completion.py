@@ -15,10 +15,7 @@ from numpy.typing import NDArray
 from app.detection.evidence import LOGITS, BoxFormat, are_fractions, contradict
 from app.detection.outputs import raw_rows
 from app.errors import InvalidModelOutput, UnsupportedModel
-from app.host.program import ROOT
-from app.imaging.decode import decode
-from app.imaging.fit import canvas_size, fit_for
-from app.imaging.header import PixelLimits, read_header
+from app.imaging.photos import PHOTOS, draw_on_canvas
 from app.model.heads import DetectionHead, OutputFormat
 from app.model.names import parse_names
 from app.model.spec import ModelSpec, from_triton_config
@@ -29,8 +26,6 @@ from app.pipeline.probe import file_input
 from app.triton.client import TritonClient
 from app.triton.status import ModelFailed, ModelReplaced
 
-_PHOTOS = ROOT / "app" / "api" / "documentation" / "page" / "files"
-_LIMITS = PixelLimits(10_000_000, 10_000_000)
 _QUEUE_SECONDS = 2.0
 _FORMATS: dict[OutputFormat, BoxFormat] = {
     **dict.fromkeys((OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS, OutputFormat.DEEPSTREAM), "corners"),
@@ -110,15 +105,12 @@ def _judge(spec: ModelSpec, output_format: OutputFormat, outputs: Mapping[str, N
 
 def _pictures(spec: ModelSpec) -> Iterator[NDArray[Any]]:
     yield golden_input(spec)
-    for path in sorted(_PHOTOS.glob("*.jpg")):
+    for path in sorted(PHOTOS.glob("*.jpg")):
         data = path.read_bytes()
         if spec.dtype is None:
             yield file_input(data)
             continue
-        header, fit = read_header(data, _LIMITS), fit_for(spec)
-        transform = fit.fit(header.width, header.height)
-        size = canvas_size(fit, transform)
-        canvas, tensor = np.empty((*size[::-1], 3), np.uint8), np.empty(spec.shape_of(size), spec.dtype)
-        fit.draw(decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas)
+        canvas = draw_on_canvas(data, spec)
+        tensor = np.empty(spec.shape_of((canvas.shape[1], canvas.shape[0])), spec.dtype)
         write_pixels(canvas, spec, tensor)
         yield tensor

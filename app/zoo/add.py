@@ -16,6 +16,7 @@ import numpy as np
 from app.cascade import catalog
 from app.host.packages import verify_sha256
 from app.host.program import CommandError, NotChecked, NotPossible, first_line
+from app.imaging.photos import PHOTOS
 from app.model.golden import Golden
 from app.model.reference import refer_to, split_reference
 from app.model.spec import ModelSpec, from_triton_config
@@ -124,7 +125,7 @@ def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: D
         new = msgspec.structs.replace(new, embedded=embedded, production=production)
     (scratch / NETWORK).write_bytes(build(content, recognized, batch=batch).SerializeToString())
     spec = spec_of(name, new, scratch)
-    canvases = check.draw_samples(request.samples or check.SAMPLES, spec)
+    canvases = check.draw_samples(request.samples or PHOTOS, spec)
     report = _check(open_session(content), without_floor, recognized, canvases, request)
     golden = _run(scratch / NETWORK, new, spec, request.title)
     new = msgspec.structs.replace(new, golden={**new.golden, str(new.default_version): golden})
@@ -154,7 +155,7 @@ def _prepare_half(name: str, request: Request, scratch: Path, new: Description) 
 @interruptible()
 def _write_half(name: str, scratch: Path, new: Description, samples: Path | None) -> str:
     content, recognized = extract(scratch / NETWORK, new)
-    canvases = check.draw_samples(samples or check.SAMPLES, spec_of(name, new, scratch))
+    canvases = check.draw_samples(samples or PHOTOS, spec_of(name, new, scratch))
     return write_half(scratch / configs.HALF, content, recognized, canvases)
 
 

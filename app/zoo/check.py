@@ -13,10 +13,8 @@ from app.classification.outputs import softmax
 from app.detection import nms
 from app.detection.nms import Candidates
 from app.errors import GatewayError
-from app.host.program import ROOT, CommandError
-from app.imaging.decode import decode
-from app.imaging.fit import canvas_size, fit_for
-from app.imaging.header import PixelLimits, read_header
+from app.host.program import CommandError
+from app.imaging.photos import draw_on_canvas
 from app.model.anchors import is_transposed
 from app.model.golden import MEANS, Golden, picture
 from app.model.outputs import MAX_PROBABILITY
@@ -42,8 +40,6 @@ from app.zoo.recipe import (
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-SAMPLES = ROOT / "app" / "api" / "documentation" / "page" / "files"
-"""Folder with three photos."""
 MIN_BOXES = 20
 """Boxes below which the check says little."""
 CONFIDENCE = 0.25
@@ -64,7 +60,6 @@ _BATCH_TOLERANCES = {
     "scores": _SCORE_TOLERANCE,
     "embedding": 1e-2,
 }
-_LIMITS = PixelLimits(50_000_000, 50_000_000)
 
 Tensors = Mapping[str, NDArray[Any]]
 Canvas = NDArray[np.uint8]
@@ -106,14 +101,9 @@ def draw_samples(folder: Path, spec: ModelSpec) -> list[Canvas]:
     canvases = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         try:
-            header = read_header(path.read_bytes(), _LIMITS, lambda _: None)
-            fit = fit_for(spec)
-            transform = fit.fit(header.width, header.height)
-            canvas = np.empty((*canvas_size(fit, transform)[::-1], 3), np.uint8)
-            fit.draw(decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas)
+            canvases.append(draw_on_canvas(path.read_bytes(), spec))
         except (GatewayError, OSError):  # not an image, or a damaged one
             continue
-        canvases.append(canvas)
     if not canvases:
         raise CommandError(f"there is no image in {folder}")
     return canvases
