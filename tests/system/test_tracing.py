@@ -1,5 +1,6 @@
 """One request, traced from its caller through the API to Triton, in real processes."""
 
+import asyncio
 from pathlib import Path
 
 import httpx
@@ -10,9 +11,10 @@ from app.embedded.server import EmbeddedTriton
 from app.settings.schema import Settings
 from tests.fakes.otlp import attributes_of, receiving_traces
 from tests.faults.serving import running_gateway
-from tests.support import SCENE, eventually, triton_home
+from tests.support import SCENE, triton_home
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+LATER = TRACE[::-1]
 
 
 async def test_a_request_is_traced_from_its_caller_to_triton(
@@ -31,19 +33,24 @@ async def test_a_request_is_traced_from_its_caller_to_triton(
                 running_gateway("", tmp_path, workers=1, timeout_seconds=30, **options) as gateway,
                 httpx.AsyncClient(base_url=gateway.url, timeout=60) as client,
             ):
-                callers = f"00-{SPAN}{SPAN}-{SPAN}-00", f"00-{TRACE}-{SPAN}-01"
-                responses = [await client.post("/detect", content=SCENE, headers={"traceparent": caller}) for caller in callers]
-            # The worker has exported everything before it ended. A Triton that is stopped may end without having done so.
-            expected = {"InferRequest", "six_columns", "compute"}
-            await eventually(lambda: expected <= {span.name for span in receiver.spans})
+
+                async def ask(caller: str) -> httpx.Response:
+                    return await client.post("/detect", content=SCENE, headers={"traceparent": caller})
+
+                responses = [await ask(f"00-{SPAN}{SPAN}-{SPAN}-00"), await ask(f"00-{TRACE}-{SPAN}-01")]
+                assert [response.status_code for response in responses] == [200, 200]
+                # Triton may keep the last spans until it has others, and lose them when it is stopped.
+                while not {"InferRequest", "six_columns", "compute"} <= {span.name for span in receiver.of_trace(TRACE)}:
+                    await ask(f"00-{LATER}-{SPAN}-01")
+                    await asyncio.sleep(1)
         finally:
             triton.stop()
 
-    assert [response.status_code for response in responses] == [200, 200]
     untraced, traced = responses
-    request, inference, model = map(receiver.named, ("POST /detect", "InferRequest", "six_columns"))
+    spans = {span.name: span for span in receiver.of_trace(TRACE)}
+    request, inference, model = (spans[name] for name in ("POST /detect", "InferRequest", "six_columns"))
     # Questions whether the gateway runs are traced, too.
-    assert {span.trace_id.hex() for span in receiver.spans if not span.name.startswith("GET ")} == {TRACE}
+    assert {span.trace_id.hex() for span in receiver.spans if not span.name.startswith("GET ")} <= {TRACE, LATER}
     assert request.parent_span_id.hex() == SPAN
     stages = [span.name for span in receiver.children(request) if span != inference]
     assert stages == ["read", "model", "queue", "decode", "batch", "infer", "post"]
