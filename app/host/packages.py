@@ -85,10 +85,10 @@ def verify_sha256(file: Path, expected: str) -> None:
         raise CommandError(f"{file.name} is not the expected file: its SHA-256 is {digest}, expected {expected}")
 
 
-def make_environment(folder: Path, requirements: Path, python: str) -> None:
+def make_environment(folder: Path, requirements: Path, python: str, *options: str) -> None:
     """Create a virtual environment for a Python, and install hash-locked requirements from wheels, or raise CommandError."""
     _run([python, "-P", "-m", "venv", "--clear", str(folder)], "the virtual environment could not be created")
-    _pip(folder / "bin" / "python", "install", "--require-hashes", "--only-binary=:all:", "-r", str(requirements))
+    _pip(folder / "bin" / "python", "install", "--require-hashes", "--only-binary=:all:", *options, "-r", str(requirements))
 
 
 # With -P, a module in the current folder cannot shadow one of Python's.

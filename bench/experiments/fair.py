@@ -1,7 +1,6 @@
 """Whether a caller suffers from another one: its requests served and its latency beside a caller who sends all it can."""
 
 import argparse
-import base64
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from time import sleep
 from typing import NamedTuple
 
 import httpx
-import msgspec
 import uvloop
 
 from app.api.caller.keys import create
@@ -24,7 +22,7 @@ from bench.harness.triton import Triton, fixture_triton
 from bench.load.driver import Driver
 from bench.load.driver import run as drive
 from bench.load.flood import Caller, flood
-from bench.load.images import Sample, large_sample, noise, progressive, unlabelled_samples, varied_samples
+from bench.load.images import Sample, large_sample, noise, progressive, roboflow_request, unlabelled_samples, varied_samples
 from bench.load.outcome import Outcome
 from bench.load.target import Target, local_target
 from bench.models.repository import YOLO
@@ -78,11 +76,6 @@ def _form(files: list[tuple[str, bytes]], **fields: str) -> bytes:
     return httpx.Request("POST", "http://127.0.0.1", files=files, data=fields).read()
 
 
-def _roboflow(_: str, model: str) -> bytes:
-    image = {"type": "base64", "value": base64.b64encode(_small()).decode()}
-    return msgspec.json.encode({"model_id": f"{model}/1", "image": image, "confidence": 0.4, "iou_threshold": 0.3})
-
-
 ROWS = {
     "detect": Load("64 clients, small JPEGs", "/detect", _small),
     "photos": Load("64 clients, JPEGs of 12 megapixels", "/detect", lambda *_: large_sample().body),
@@ -90,7 +83,9 @@ ROWS = {
     "batches": Load("8 clients, batches of 60 images", "/detect/batch", lambda *_: _form([("images", _small())] * 60), 8),
     "gif": Load("32 clients, GIFs of 12 MB", "/detect", lambda *_: noise("GIF", (2500, 3400)), 32),
     "png": Load("16 clients, PNGs of 40 MB", "/detect", lambda *_: noise("PNG", (4200, 3200, 3)), 16),
-    "roboflow": Load("64 clients of Roboflow's interface", "/infer/object_detection", _roboflow),
+    "roboflow": Load(
+        "64 clients of Roboflow's interface", "/infer/object_detection", lambda _, model: roboflow_request(_small(), f"{model}/1")
+    ),
     "deepstack": Load(
         "64 clients of DeepStack's",
         "/v1/vision/detection",

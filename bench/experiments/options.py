@@ -16,7 +16,7 @@ def add_shared(command: argparse.ArgumentParser, **defaults: float | None) -> No
 
 def describe(options: argparse.Namespace) -> dict[str, str]:
     """Return the options that have a value, for a record."""
-    values = {name: value for name, value in vars(options).items() if name not in {"run", "plan", "json"} and value}
+    values = {name: value for name, value in vars(options).items() if name not in {"run", "plan", "lineup", "json"} and value}
     return {name: ", ".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in values.items()}
 
 

@@ -11,12 +11,13 @@ from app.host import program
 from bench.experiments.options import Commands, add_shared, describe
 from bench.experiments.stages import image_files, spend
 from bench.harness.contest import Case, hold
-from bench.harness.environments import REFERENCE
+from bench.harness.environments import PEERS, REFERENCE, ROBOFLOW
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import BEFORE, DEFAULT, NAMES, NEREID, lineup_of
+from bench.harness.peers import AT_ITS_BEST, PACKAGE, SAME_ENGINE, peers_of
 from bench.harness.processes import require_checkout
 from bench.harness.triton import pulled
-from bench.load.images import Sample, coco_samples, large_sample, unlabelled_samples
+from bench.load.images import Sample, coco_samples, large_sample, roboflow_request, unlabelled_samples
 from bench.load.outcome import Outcome, encode_latencies
 from bench.models.repository import YOLO
 from bench.report.measurements import Measurement, Run
@@ -40,6 +41,7 @@ MASKS = ("none", "polygon", "rle", "png")
 _BATCHING_CLIENTS = 64
 _CORES = len(os.sched_getaffinity(0))
 _BASES = ("reference", "reference_uint8")
+_ENVIRONMENTS = {True: REFERENCE, "peers": PEERS, "roboflow": ROBOFLOW}  # by the value of --install
 _DECODE, _HTTP, _FORWARDED = "decode alone", "http_only", "http_and_triton"
 
 
@@ -59,18 +61,25 @@ def add_to(commands: Commands) -> None:
     versus.add_argument("--only", nargs="+", choices=NAMES, default=[], help="contestants to measure; by default all")
     versus.add_argument("--before", type=Path, metavar="PATH", help="another checkout, or the one file, to measure its Nereid, too")
     versus.add_argument("--install", action="store_true", help="install the reference's environment first, if it is missing")
+    peers = _add(commands, "peers", _peers, f"Nereid beside other whole servers, with {clients} clients, in interleaved rounds")
+    add_shared(peers, seconds=8.0, rounds=5, workers=_CORES, json=None)
+    peers.add_argument("--model", default=YOLO, help="pulled or added detector with a square of 640")
+    names = [*SAME_ENGINE, *AT_ITS_BEST]
+    peers.add_argument("--only", nargs="+", choices=names, default=names, help="servers to measure; by default all")
+    peers.add_argument("--install", nargs="?", const="peers", choices=["peers", "roboflow"], help="install their environment first")
+    peers.set_defaults(lineup=peers_of)
 
 
 def run(options: argparse.Namespace) -> int:
     """Hold the contests of an experiment, and print each; return 1 if a result was wrong."""
     before = require_checkout(options.before) if options.before else None
     if options.install:
-        REFERENCE.install()
+        _ENVIRONMENTS[options.install].install()
     runs: list[Run] = []
     try:
         for title, cases in options.plan(options):
             compared = [each for case in cases for each in (_with_counterpart(case) if before else (case,))]
-            with lineup_of({case.model for case in cases}, options.workers, before=before) as lineup:
+            with options.lineup({case.model for case in cases}, options.workers, before=before) as lineup:
                 found = hold(title, compared, lineup, options.seconds, options.rounds)
             about = f"{options.workers} workers; medians of {options.rounds} interleaved rounds of {options.seconds:g} s"
             print(f"\n{title}; {about}; {describe_machine()}\n{overview(found)}", flush=True)
@@ -83,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _add(commands: Commands, name: str, plan: Callable[[argparse.Namespace], Plan], text: str) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text)
-    command.set_defaults(run=run, plan=plan, before=None, install=False)
+    command.set_defaults(run=run, plan=plan, lineup=lineup_of, before=None, install=False)
     return command
 
 
@@ -138,6 +147,21 @@ def _versus(options: argparse.Namespace) -> Plan:
                 single = Case("batch1", samples, _BATCHING_CLIENTS, "sim_gpu_batch1", server="nereid_file")
                 batches = Case("nereid_file", samples, _BATCHING_CLIENTS, "sim_gpu", bases=["batch1"])
                 yield f"versus: batching against batches of one, {_BATCHING_CLIENTS} clients, simulated GPU", [single, batches]
+
+
+def _peers(options: argparse.Namespace) -> Plan:
+    for title, names in (("the same engine for all", SAME_ENGINE), ("each at its best", AT_ITS_BEST)):
+        if chosen := [name for name in names if name in options.only]:
+            cases = [_peer(name, clients, names[0], options.model) for clients in CAPACITY_CLIENTS for name in chosen]
+            yield f"peers: {options.model}, {title}", cases
+
+
+def _peer(name: str, clients: int, base: str, model: str) -> Case:
+    samples, path, bases = coco_samples(), "/detect", [base] if name != base else []
+    if name == "roboflow":
+        samples = tuple(one._replace(body=roboflow_request(one.body, PACKAGE)) for one in samples)
+        path = "/infer/object_detection"
+    return Case(name, samples, clients, model, path=path, bases=bases, is_polite=True)
 
 
 def _everyone(options: argparse.Namespace, samples: Sequence[Sample], clients: int) -> list[Case]:

@@ -32,7 +32,7 @@ class Environment:
     def install(self) -> None:
         """Create the environment if necessary; raise CommandError if a package is not available."""
         if not self.is_installed():
-            make_environment(self.folder, self._requirements, sys.executable)
+            make_environment(self.folder, self._requirements, sys.executable, "--no-deps")  # all are in the file
             self._mark.write_text(self._tag(), encoding="utf-8")
 
     def _tag(self) -> str:
@@ -47,3 +47,7 @@ RAPIDOCR = Environment("rapidocr", "./just bench text --install")
 """The environment of `bench.contestants.rapid_ocr`."""
 TENSORRT_RTX = Environment("tensorrt_rtx", "./just tensorrt-rtx")
 """The environment of `tests/system/test_tensorrt.py`."""
+PEERS = Environment("peers", "./just bench peers --install")
+"""The environment of `bench.contestants.plain` and `bench.contestants.lit`."""
+ROBOFLOW = Environment("roboflow", "./just bench peers --install roboflow")
+"""The environment of `bench.contestants.roboflow_inference`."""

@@ -49,8 +49,31 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     """The checkout of this project that it runs from."""
 
 
-class Lineup:
+class Contestants:
+    """Describes and starts contestants."""
+
+    triton: Triton | None = None
+    """The Triton that they use; None if none is beside them."""
+
+    def __init__(self, workers: int, logs: Path) -> None:
+        """Prepare for contestants with so many processes, whose output goes to the folder `logs`."""
+        self.workers = workers
+        self._logs = logs
+
+    def contestant(self, name: str, model: str) -> Contestant:
+        """Describe a contestant with a model, or with the variant that it needs; raise ContestantError if it cannot take part."""
+        raise NotImplementedError
+
+    def start(self, contestant: Contestant) -> AbstractContextManager[Running]:
+        """Run a contestant until the block ends; raise ContestantError if it does not start."""
+        log = self._logs / f"{contestant.port}.log"
+        return running(contestant.command, contestant.environment, contestant.port, contestant.probe, log, contestant.checkout)
+
+
+class Lineup(Contestants):
     """Describes and starts contestants for one Triton."""
+
+    triton: Triton
 
     def __init__(
         self,
@@ -60,29 +83,23 @@ class Lineup:
         settings: Mapping[str, str] = MappingProxyType({}),
         before: Path | None = None,
     ) -> None:
-        """Prepare for contestants with so many processes, whose output goes to the folder `logs`.
+        """Prepare as for any contestants.
 
         Nereid gets `settings` as environment variables, and that of `@before` runs from the checkout or one file `before`.
         """
+        super().__init__(workers, logs)
         self.triton = triton
-        self.workers = workers
-        self._logs = logs
         self._settings = settings
         self._before = before
 
     def contestant(self, name: str, model: str) -> Contestant:
-        """Describe a contestant with a model, or with the variant that it needs; raise ContestantError if it cannot take part."""
+        """Describe Nereid, or one of `OTHERS` and `MINIMAL`."""
         (port,) = find_free(1)
         if name in OTHERS:
             return self._uvicorn(name, model, port)
         if name in MINIMAL:
             return self._minimal(name, port)
         return self._nereid(name, model, port)
-
-    def start(self, contestant: Contestant) -> AbstractContextManager[Running]:
-        """Run a contestant until the block ends; raise ContestantError if it does not start."""
-        log = self._logs / f"{contestant.port}.log"
-        return running(contestant.command, contestant.environment, contestant.port, contestant.probe, log, contestant.checkout)
 
     def _minimal(self, name: str, port: int) -> Contestant:
         uses_triton = name == "http_and_triton"

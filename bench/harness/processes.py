@@ -36,6 +36,8 @@ class Running(NamedTuple):
     url: str
     process: psutil.Process
     """The started process, which may have children."""
+    start_seconds: float
+    """Time until it was ready."""
 
 
 @contextmanager
@@ -60,6 +62,7 @@ def running(  # noqa: PLR0913, PLR0917 - the parts of a server
         checkout: The checkout of this project that it runs from.
         ready_seconds: Maximum time until it is ready.
     """
+    began = time.monotonic()
     with log.open("wb") as output:
         child = subprocess.Popen(
             command,
@@ -76,7 +79,7 @@ def running(  # noqa: PLR0913, PLR0917 - the parts of a server
         status = wait_for_answer(f"{url}{probe}", child, ready_seconds, retry=(_NOT_READY,))
         if status != _OK:
             raise ContestantError(f"{_describe(status, child)}: {_last_lines(log)}")
-        yield Running(url, psutil.Process(child.pid))
+        yield Running(url, psutil.Process(child.pid), time.monotonic() - began)
     finally:
         end_group(child, _STOP_SECONDS)
 

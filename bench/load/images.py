@@ -1,11 +1,13 @@
 """The images that the load driver sends."""
 
+from base64 import b64encode
 from collections.abc import Iterator
 from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from PIL import Image, ImageOps
 
@@ -81,6 +83,12 @@ def noise(kind: str, shape: tuple[int, ...]) -> bytes:
     file = BytesIO()
     Image.fromarray(pixels).save(file, kind, compress_level=1)
     return file.getvalue()
+
+
+def roboflow_request(image: bytes, model_id: str) -> bytes:
+    """Make a request of Roboflow's interface from an encoded image, with the default confidence and IoU of Nereid."""
+    encoded = {"type": "base64", "value": b64encode(image).decode()}
+    return msgspec.json.encode({"model_id": model_id, "image": encoded, "confidence": 0.25, "iou_threshold": 0.7})
 
 
 def given_samples(path: Path | None) -> tuple[Sample, ...]:

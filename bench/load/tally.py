@@ -25,17 +25,23 @@ class _Named(msgspec.Struct):
     class_name: str
 
 
+class _Predicted(msgspec.Struct):
+    class_name: str = msgspec.field(name="class")
+
+
 class _Answer(msgspec.Struct):
     detections: list[_Named] | None = None
     classifications: list[_Named] | None = None
     """Results of a classifier, instead of detections."""
+    predictions: list[_Predicted] | None = None
+    """Detections of Roboflow's interface."""
     model: Any = None
     """`{"name": ...}` from Nereid; other servers may put anything here."""
 
     @property
     def names(self) -> list[str] | None:
         """Class names in the response; None if it contains no results."""
-        named = self.detections if self.classifications is None else self.classifications
+        named = next((one for one in (self.detections, self.classifications, self.predictions) if one is not None), None)
         return None if named is None else [one.class_name for one in named]
 
     @property

@@ -8,15 +8,15 @@ from bench.load.outcome import Outcome
 from bench.report.measurements import PERCENTILES, Run
 from bench.report.records import Machine, Server
 
-COMPARED = {"throughput": "requests/s", "gateway's CPU": "cpu gateway", "p50": "p50"}
+COMPARED = {"throughput": "requests/s", "gateway's CPU": "cpu gateway", "p50": "p50", "p99": "p99"}
 """Titles of the ratios between runs, and their figures."""
 
 _BATCHES_SHOWN = 6
 _COLUMNS = (
     *("offered/s", "goodput", "requests/s", "mean", *(f"p{percent}" for percent in PERCENTILES), "max", "outside", "errors %"),
-    *("mean batch", "queue", "sent late p99", "rejected p50", "rejected p99"),
+    *("429 %", "503 %", "mean batch", "queue", "sent late p99", "rejected p50", "rejected p99"),
     *("cpu gateway", "cpu triton", "cpu stubs", "cpu client", "model's CPU %", "worker MiB", "unshared MiB"),
-    *("resident MiB before", "resident MiB peak", "resident MiB after", "recovery"),
+    *("server MiB", "start s", "resident MiB before", "resident MiB peak", "resident MiB after", "recovery"),
 )
 """Figures in the columns of a table, which has those that one of its runs has."""
 _NOTES = {
@@ -25,6 +25,7 @@ _NOTES = {
     "goodput": "p50 to max: of correct answers and of requests given up, from when they were due; rejected: of 429 and 503",
     "sent late p99": "sent late p99: 99 of 100 requests were sent within this time",
     "worker MiB": "MiB: memory of the largest worker; unshared: the part that no other process uses",
+    "server MiB": "server MiB: all processes, without a Triton beside them; start s: seconds until the server was ready",
     "recovery": "recovery: median latency of a single client after the load, divided by that before it; a dash: no correct answer",
 }
 """What a figure in the table means."""

@@ -11,7 +11,7 @@ import pytest
 from app.zoo import registry
 from bench.__main__ import main
 from bench.experiments import faces, fair, server_load
-from bench.harness.environments import LOCUST, REFERENCE
+from bench.harness.environments import LOCUST, PEERS, REFERENCE
 from bench.harness.lineup import lineup_of
 from bench.harness.processes import ROOT, Running
 from bench.load.images import SAMPLE_FOLDER
@@ -80,6 +80,20 @@ def test_reference_is_measured_beside_nereid(capsys: pytest.CaptureFixture[str])
 
     assert main(["versus", "--rounds", "1", "--seconds", "0.3", *only, "--contests", "load", "photo"]) == 0
     assert capsys.readouterr().out.count("nereid_shm / reference_uint8: throughput ") == 2
+
+
+@pytest.mark.skipif(not PEERS.is_installed(), reason=PEERS.missing)
+def test_peers_find_the_same_and_are_compared(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(repository))
+    monkeypatch.setattr("bench.experiments.side_by_side.CAPACITY_CLIENTS", (1,))
+
+    servers = ["plain", "litserve", "nereid_same", "plain_openvino", "nereid"]
+    assert main(["peers", "--rounds", "1", "--seconds", "0.5", "--only", *servers]) == 0
+    printed = capsys.readouterr().out
+    for ratio in ("litserve / plain", "nereid_same / plain", "nereid / plain_openvino"):
+        assert f"  {ratio}: throughput " in printed
 
 
 def test_experiment_prints_its_ratios(capsys: pytest.CaptureFixture[str]) -> None:
