@@ -10,7 +10,7 @@ import psutil
 from app.host.program import CommandError
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import Contestant, Contestants
-from bench.harness.meters import MIB, Meters, family, find_workers
+from bench.harness.meters import MIB, Meters, family, find_workers, memory_mib
 from bench.harness.processes import Running
 from bench.load.driver import Driver, run
 from bench.load.images import Sample
@@ -107,8 +107,7 @@ def _to_run(mode: str, case: Case, server: tuple[Contestant, Running] | None, ro
         contestant, process = server
         infos = [worker.memory_full_info() for worker in find_workers(process.process, contestant.workers)]
         more = {"worker MiB": infos[0].rss / MIB, "unshared MiB": infos[0].uss / MIB} if infos else {}
-        more["server MiB"] = sum(one.memory_full_info().pss for one in family(process.process)) / MIB
-        more["start s"] = process.start_seconds
+        more |= {"server MiB": memory_mib(family(process.process)), "start s": process.start_seconds}
         model = next((one.outcome.model for one in rounds if one.outcome.model), contestant.model)
     return Run.of_rounds(
         rounds,

@@ -133,5 +133,14 @@ def find_workers(process: psutil.Process, count: int) -> list[psutil.Process]:
     return [member for _, _, member in sorted(sizes, reverse=True)[:count]]
 
 
+def memory_mib(processes: Sequence[psutil.Process]) -> float:
+    """Return the memory of processes, in MiB; what several of them share counts once, those that have ended do not."""
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += process.memory_full_info().pss
+    return total / MIB
+
+
 def _cpu_by_process(processes: Processes) -> dict[str, dict[int, float]]:
     return {kind: {process.pid: cpu_seconds(process) for process in found} for kind, found in processes.items() if found}
