@@ -25,6 +25,8 @@ from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, FeatureHeadName, N
 if TYPE_CHECKING:
     import onnx
 
+MAX_MODEL_BYTES = 2047 << 20
+"""The most that a file of protobuf, such as ONNX, may have."""
 _LISTS = (".txt", ".yaml", ".yml", ".json", ".names")
 _HINTS = ("task", "names", "imgsz", "kpt_shape", "kpt_names")
 _SINGLE = ("yolo", "yolov5", "yolox", "deepstream", "end_to_end", "rtdetr", "rtdetr_topk")

@@ -6,10 +6,12 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import ZipFile
 
 import grpc
 import httpx
 import numpy as np
+import onnx
 import pytest
 
 from app.api import admin
@@ -217,6 +219,18 @@ async def test_file_and_form_are_added(service: Service) -> None:
     assert found is not None
     assert (found.labels, found.licence, found.source) == (("a", "b", "c"), "unknown", "")
     assert service.files() == {"doors", "gates"}
+
+
+async def test_refusal_of_weights_in_another_file_says_what_to_send(service: Service, tmp_path: Path) -> None:
+    network = onnx.load_from_string(NETWORK)
+    onnx.save(network, path := tmp_path / "a.onnx", save_as_external_data=True, location="a.data", size_threshold=0)
+    answer = await service.client.post("/models/doors", content=path.read_bytes(), headers=ADMIN)
+    assert "has its weights in a.data, not beside it: put it there, or add a zip" in json(answer, 422)["detail"]
+    with ZipFile(whole := tmp_path / "a.zip", "w") as archive:
+        for name in ("a.onnx", "a.data"):
+            archive.write(tmp_path / name, f"export/{name}")
+    answer = await service.client.post("/models/doors", files={"file": whole.read_bytes()}, headers=ADMIN)
+    assert "detection, 3 classes (door, window, gate)" in json(answer, 201)["detail"]
 
 
 NO_FORM = {"headers": {**ADMIN, "Content-Type": "multipart/form-data; boundary=x"}, "content": b"no form"}
