@@ -55,6 +55,8 @@ def network(head: str = "yolo", tensors: dict[str, Any] | None = None, **options
         ("rtdetr_topk", {"head": "rtdetr_topk"}, 1),
         ("rfdetr", {}, 1),
         ("dfine", {}, 1),
+        ("detr", {}, 1),
+        ("detr_sigmoid", {}, 1),
     ],
 )
 def test_detector_of_each_head_is_served(repository: Repository, head: str, options: dict[str, str], max_iou: float) -> None:

@@ -71,6 +71,10 @@ def said(rows: NDArray[Any], **metadata: Any) -> onnx.ModelProto:  # noqa: ANN40
     return exported({"output0": rows}, WIDE, **{"names": names(3), **metadata})
 
 
+def detr(count: int, head: str = "detr") -> onnx.ModelProto:
+    return exported(head_tensors(head), WIDE, names=names(count))
+
+
 YOLO, DECODED = table("yolo"), table("yolov5")[:672]
 FEW: dict[str, Any] = {**ULTRALYTICS, "names": names(2)}
 ROUNDED, LOGITS = (np.vstack([YOLO[:4], YOLO[4:] - less]) for less in (0.004, 9))
@@ -92,6 +96,8 @@ CHOSEN = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.
         (said(table("rtdetr_topk"), **FEW), {}, {"head": "rtdetr_topk"}),
         (said(table("rtdetr")), {"head": "rtdetr"}, {"head": "rtdetr", "resize": "stretch"}),
         (said(table("end_to_end", (1, 1)), **FEW), {}, {"head": "end_to_end", "box_units": "normalized"}),
+        (detr(3), {}, {"head": "detr", "resize": "letterbox", "placement": "top_left", **IMAGENET}),
+        (detr(3, "detr_sigmoid"), {}, {"head": "detr_sigmoid", "resize": "stretch", "mean": (0.0,) * 3}),
     ],
 )
 def test_rows_for_a_picture_tell_what_shapes_do_not(
@@ -228,6 +234,9 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (said(table("rtdetr", WIDE)), {"head": "rtdetr"}, "its boxes are no fractions of the input"),
         (said(table("yolo", (1, 1))), {"box_units": "pixels"}, "has boxes in fractions of the input: leave out --box-units"),
         (said(np.vstack([table("yolo", (1, 1)), YOLO[:1]]), task="obb"), {}, "as only detectors may have; export it with boxes in"),
+        (detr(4), {}, "has 3 classes, not 4: say"),
+        (detr(2, "detr_sigmoid"), {}, "has 3 classes, not 2: say"),
+        (detr(4), {"head": "detr_sigmoid"}, "its last column is that of no object"),
         (ninety_one(9), {}, "with 91 names, of which one is N/A"),
         (
             parse(NETWORKS["text_detection"]),
