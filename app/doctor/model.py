@@ -30,6 +30,7 @@ _HEADS = {
     **dict.fromkeys((evidence.CORNERS, evidence.IS_CLASS), ("deepstream",)),
     evidence.DECODED: ("yolov5", "yolo"),
     evidence.IN_CELLS: ("yolox",),
+    evidence.OBJECTNESS: ("yolov5",),
 }
 
 

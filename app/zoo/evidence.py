@@ -32,7 +32,7 @@ def examine(head: str, outputs: Mapping[str, NDArray[Any]], size: tuple[int, int
     rows = _read(head, {name: tensor.astype(np.float32) for name, tensor in outputs.items()}, size, features)
     has_fractions = are_fractions(rows.boxes) if head in PIXELS else None
     boxes: BoxFormat = "cells" if head == "yolox" else "corners" if head in _CORNERS and not is_obb else "centres"
-    contradiction = contradict(rows, boxes, are_always_fractions=head in FRACTIONS)
+    contradiction = contradict(rows, boxes, are_always_fractions=head in FRACTIONS, find_little=head == "yolo")
     units: Literal["pixels", "normalized"] | None = None if has_fractions is None else "normalized" if has_fractions else "pixels"
     logits = outputs[TENSORS[head][1]] if head in {"detr", *MULTI_CLASS} else np.zeros((1, 1))
     is_best = logits == logits.max(axis=1, keepdims=True)

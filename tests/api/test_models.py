@@ -109,6 +109,7 @@ OTHER = "; its config must say another `head`"
         ("yolox", lambda x: [x, x, x + 9, x + 9, 0.1, 0], "pixels", f"its boxes are x1 y1 x2 y2{OTHER}"),
         ("yolov5", lambda x: [x, 9, 4, 4, -9, -9], "pixels", "its scores are logits, such as -9.0: export it with its sigmoid"),
         ("yolov5", lambda x: [x, 9, 4, 4, 0.1, 1], "pixels", ""),  # FP16 rounds the score of its only class
+        ("yolo", lambda x: [x, 9, 4, 4, 0.01, 0.1], "pixels", f"its first score is an objectness, and not that of a class{OTHER}"),
         ("end_to_end", lambda _: [-1, -1, -1, -1, -1, -1], None, ""),
         ("end_to_end", lambda x: [0, 0, x / 9, 0.5, 0.1, 0], "normalized", ""),  # a box ends far outside
     ],

@@ -217,7 +217,9 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (exported(one(7, ANCHORS), names=names(80)), {}, "has 3 classes, not 80: say --labels a,b,c"),
         (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
         (exported(one(ANCHORS, 8), names=names(3)), {}, f"{ASKED}yolov5 or --head yolox$"),
-        (said(DECODED, names=names(4)), {}, f"{ASKED}yolo or --head yolov5$"),  # or YOLOv8, transposed
+        (said(YOLO.T), {}, f"{ASKED}yolo or --head yolov5$"),  # one name too many
+        (said(DECODED, names=names(4)), {}, "has 3 classes, not 4: say"),
+        (said(DECODED.T, names=names(4)), {}, "its first score is an objectness, and not that of a class"),
         (said(table("yolov5"), names=names(4)), {}, "has 3 classes, not 4: say"),
         (said(table("yolov5")[:, :6], names=names(2)), {}, "has 1 class, not 2: say"),
         (exported(one(300, 6), **FEW), {}, f"{ASKED}end_to_end or --head rtdetr or --head rtdetr_topk$"),
