@@ -210,28 +210,24 @@ async def test_no_caller_changes_models_of_a_gateway_without_keys(tmp_path: Path
     assert not [*tmp_path.iterdir()]  # noqa: ASYNC240
 
 
-async def test_file_and_form_are_added(service: Service) -> None:
+async def test_file_and_form_are_added(service: Service, tmp_path: Path) -> None:
+    """A network with its weights in another file is added as its refusal advises."""
     said = json(await service.client.post("/models/doors?licence=MIT&labels=a,b,c", content=NETWORK, headers=ADMIN), 201)
     assert (said["name"], said["state"]) == ("doors", "not_ready")
     assert "doors:1: detection, 3 classes (a, b, c), 64 x 64" in said["detail"]
-    form = {"labels": (None, "a,b,c"), "iou": (None, "0.5"), "file": ("best.onnx", NETWORK)}
+    network, path = onnx.load_from_string(NETWORK), tmp_path / "a.onnx"
+    onnx.save(network, path, save_as_external_data=True, location="a.data", size_threshold=0)
+    refused = await service.client.post("/models/gates", content=path.read_bytes(), headers=ADMIN)
+    assert "has its weights in a.data, not beside it: put it there, or add a zip" in json(refused, 422)["detail"]
+    with ZipFile(whole := tmp_path / "a.zip", "w") as archive:
+        for file in (path, tmp_path / "a.data"):
+            archive.write(file, f"export/{file.name}")
+    form = {"labels": (None, "a,b,c"), "iou": (None, "0.5"), "file": ("best.zip", whole.read_bytes())}
     assert (await service.client.post("/models/gates", files=form, headers=ADMIN)).status_code == 201
     found = description.load(service.repository.path / "gates")
     assert found is not None
     assert (found.labels, found.licence, found.source) == (("a", "b", "c"), "unknown", "")
     assert service.files() == {"doors", "gates"}
-
-
-async def test_refusal_of_weights_in_another_file_says_what_to_send(service: Service, tmp_path: Path) -> None:
-    network = onnx.load_from_string(NETWORK)
-    onnx.save(network, path := tmp_path / "a.onnx", save_as_external_data=True, location="a.data", size_threshold=0)
-    answer = await service.client.post("/models/doors", content=path.read_bytes(), headers=ADMIN)
-    assert "has its weights in a.data, not beside it: put it there, or add a zip" in json(answer, 422)["detail"]
-    with ZipFile(whole := tmp_path / "a.zip", "w") as archive:
-        for name in ("a.onnx", "a.data"):
-            archive.write(tmp_path / name, f"export/{name}")
-    answer = await service.client.post("/models/doors", files={"file": whole.read_bytes()}, headers=ADMIN)
-    assert "detection, 3 classes (door, window, gate)" in json(answer, 201)["detail"]
 
 
 NO_FORM = {"headers": {**ADMIN, "Content-Type": "multipart/form-data; boundary=x"}, "content": b"no form"}

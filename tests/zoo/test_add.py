@@ -1,17 +1,21 @@
 """Adding a network makes a checked model that the gateway understands, or changes nothing; hostile files are contained."""
 
+import ctypes
 import errno
+import faulthandler
 import fcntl
 import hashlib
 import os
 import re
+import signal
+import socket
 import ssl
 import subprocess
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
-from zipfile import ZipFile
 
 import numpy as np
 import onnx
@@ -131,13 +135,9 @@ def test_name_and_labels_are_found_beside_the_file(repository: Repository) -> No
     with repository.writing():
         repository.remove("own")
     assert {path.name for path in folder.iterdir()} == {source.name, "it.onnx.data", "labels.txt"}
-    with ZipFile(whole := repository.path / "whole.zip", "w") as archive:
-        archive.write(source, source.name)
-        archive.write(folder / "it.onnx.data", "it.onnx.data")
     (folder / "it.onnx.data").unlink()
     with refused(repository, r"has its weights in it\.onnx\.data, not beside it: put it there, or add a zip"):
         added(source, repository)
-    assert added(whole, repository, None, labels="a,b,c") == "whole"
 
 
 def test_labels_of_the_command_line_may_be_long_or_json() -> None:
@@ -346,6 +346,29 @@ def start_to_add(tmp_path: Path, folder: Path, name: str, *, is_complete: bool =
         process.stdin.write(network(version=name).SerializeToString())
         process.stdin.close()
     return process
+
+
+def crash() -> str:
+    faulthandler.disable()
+    return str(ctypes.string_at(0))
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (signal.pause, "takes more than 0.5 s"),
+        (lambda: "x" * (1 << 33), "the check of the file needs more than 4 GiB"),
+        (crash, "was ended by SIGSEGV: it crashes ONNX Runtime, or needs more than 4 GiB"),
+        (lambda: os._exit(0), "was ended: it crashes"),
+        (lambda: repr(socket.socket()), "Operation not permitted"),
+        (Mock(side_effect=CommandError("no")), "^no$"),
+    ],
+)
+def test_failure_in_the_sandbox_is_one_sentence(monkeypatch: pytest.MonkeyPatch, work: Callable[[], str], message: str) -> None:
+    if work is signal.pause:
+        monkeypatch.setattr(sandbox, "_SECONDS", 0.5)
+    with pytest.raises(CommandError, match=message):
+        sandbox.run(work, str)
 
 
 def test_hostile_networks_are_added_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -30,8 +30,7 @@ from tests.support import IMAGES, SHARED
 from tests.zoo.exported import FEATURES, IN_PIXELS, WIDE, exported, feature_tensors, head_tensors, parse
 
 MAX_PAIRS = 30_000
-ENCODED = ("rtdetr", "rtdetr_topk", "rfdetr", "detr", "detr_sigmoid")
-"""Heads whose boxes are centre and size, as fractions."""
+AS_CENTRES = ("rtdetr", "rtdetr_topk", "rfdetr", "detr", "detr_sigmoid")
 
 Floats = NDArray[np.float32]
 
@@ -108,14 +107,13 @@ def found_once(tensors: Mapping[str, Floats], recipe: DetectionRecipe) -> Detect
             query, classes = np.divmod(np.arange(probabilities.size), probabilities.shape[1])
             boxes, scores = boxes[query], probabilities.ravel()
         case "detr", [logits, boxes]:
-            powers = np.exp(logits)
-            shares = (powers / powers.sum(axis=1, keepdims=True))[:, :-1]
-            scores, classes = shares.max(axis=1), shares.argmax(axis=1)
+            shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+            scores, classes = shares[:, :-1].max(axis=1), shares[:, :-1].argmax(axis=1)
         case "four_tensors", [count, *rows]:
             boxes, scores, classes = (tensor[: int(count[0])] for tensor in rows)
         case _:
             classes, boxes, scores = tensors.values()
-    if recipe.head in ENCODED:
+    if recipe.head in AS_CENTRES:
         boxes = np.hstack([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2])
     if recipe.head not in IN_PIXELS or recipe.box_units == "normalized":
         boxes = boxes * np.array(recipe.size * 2, np.float32)
@@ -251,7 +249,7 @@ def test_candidates_are_limited_before_suppression() -> None:
     ("head", "unit"),
     [
         *((head, "pixels") for head in IN_PIXELS),
-        *((head, "normalized") for head in (*IN_PIXELS, *ENCODED, "yolox", "dfine")),
+        *((head, "normalized") for head in (*IN_PIXELS, *AS_CENTRES, "yolox", "dfine")),
     ],
 )
 def test_every_head_is_decoded_as_in_a_textbook(

@@ -39,7 +39,6 @@ def one(*shape: int) -> Shapes:
 @pytest.mark.parametrize(
     ("outputs", "metadata", "head"),
     [
-        (one(7, ANCHORS), {"names": names(3)}, "yolo"),
         (one(3 * ANCHORS, 8), {"names": names(3), "stride": 32}, "yolov5"),
         (one(1360, 8), {"names": names(3)}, "yolov5"),
         (one(300, 6), {"names": names(80)}, "end_to_end"),
@@ -97,7 +96,6 @@ CHOSEN = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.
         (said(table("rtdetr")), {"head": "rtdetr"}, {"head": "rtdetr", "resize": "stretch"}),
         (said(table("end_to_end", (1, 1)), **FEW), {}, {"head": "end_to_end", "box_units": "normalized"}),
         (detr(3), {}, {"head": "detr", "resize": "letterbox", "placement": "top_left", **IMAGENET}),
-        (detr(3, "detr_sigmoid"), {}, {"head": "detr_sigmoid", "resize": "stretch", "mean": (0.0,) * 3}),
     ],
 )
 def test_rows_for_a_picture_tell_what_shapes_do_not(
@@ -220,7 +218,6 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (said(YOLO.T), {}, f"{ASKED}yolo or --head yolov5$"),  # one name too many
         (said(DECODED, names=names(4)), {}, "has 3 classes, not 4: say"),
         (said(DECODED.T, names=names(4)), {}, "its first score is an objectness, and not that of a class"),
-        (said(table("yolov5"), names=names(4)), {}, "has 3 classes, not 4: say"),
         (said(table("yolov5")[:, :6], names=names(2)), {}, "has 1 class, not 2: say"),
         (exported(one(300, 6), **FEW), {}, f"{ASKED}end_to_end or --head rtdetr or --head rtdetr_topk$"),
         (exported(one(300, 7), names=names(3)), {}, f"{ASKED}rtdetr$"),  # or oriented boxes
