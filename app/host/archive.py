@@ -22,11 +22,12 @@ def is_zip(file: Path) -> bool:
 
 
 def unpack(file: Path, folder: Path, suffix: str, find_needed: Callable[[Path], Iterable[str]], max_bytes: int) -> Path:
-    """Copy the one file with this suffix in a zip into an empty folder, and what it needs from its folder there; return its path.
+    """Copy the one file with this suffix in a zip into a new folder, and what it needs from its folder there; return its path.
 
     `find_needed` returns the names of what a copied file needs. What the zip lacks of that is left out. All have at most
-    `max_bytes` together. Raises CommandError if the zip is broken or does not fit, OSError if the folder cannot be written.
+    `max_bytes` together. Raises CommandError if the zip does not fit, and what `zipfile` does if it is broken.
     """
+    folder.mkdir()
     with zipfile.ZipFile(file) as archive:
         members = [member for member in archive.infolist() if not member.filename.startswith(_ATTRIBUTES)]
         chosen = [member for member in members if member.filename.endswith(suffix)]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
-_PACK = "put it there, or add a zip that has the network and its weights in one folder"
+_PACK = "add a zip that has the network and its weights in one folder"
 # Production's largest batch of masks and oriented boxes: the gateway's event loop copies the prototypes of all images at once, and
 # a million pairs of oriented candidates may be compared for each image.
 _HEAVY_BATCH = 8
@@ -193,8 +193,7 @@ def _read(file: Path, request: Request, scratch: Path) -> bytes:
         raise NotPossible("onnx and onnxruntime are not installed; use ./just, or install nereid-gateway[models]") from error
     try:
         if not request.published and archive.is_zip(file):
-            (folder := scratch / "unpacked").mkdir()
-            file = archive.unpack(file, folder, ".onnx", missing_weights, MAX_MODEL_BYTES)
+            file = archive.unpack(file, scratch / "unpacked", ".onnx", missing_weights, MAX_MODEL_BYTES)
         network = load_network(file, request.published.recipe.architecture if request.published else None)
         onnx.checker.check_model(network)
         weights = {tensor.name for tensor in network.graph.initializer}
@@ -211,7 +210,8 @@ def _read(file: Path, request: Request, scratch: Path) -> bytes:
     except Exception as error:  # onnx has its own exception for every kind of broken file
         if names := missing_weights(file):
             where = _printable(", ".join(names))[:_MAX_TEXT]
-            raise CommandError(f"{title} has its weights in {where}, not beside it: {_PACK}") from error
+            advice = _PACK if file.is_relative_to(scratch) else f"put it there, or {_PACK}"
+            raise CommandError(f"{title} has its weights in {where}, not beside it: {advice}") from error
         raise CommandError(f"{title} is not a complete ONNX network: {first_line(error)}; {_EXPORT}") from error
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors_in(network)):  # which ONNX Runtime would read
         raise CommandError(f"{title} has weights in other files where onnx does not expect them; {_EXPORT}")

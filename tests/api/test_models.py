@@ -218,7 +218,7 @@ async def test_file_and_form_are_added(service: Service, tmp_path: Path) -> None
     network, path = onnx.load_from_string(NETWORK), tmp_path / "a.onnx"
     onnx.save(network, path, save_as_external_data=True, location="a.data", size_threshold=0)
     refused = await service.client.post("/models/gates", content=path.read_bytes(), headers=ADMIN)
-    assert "has its weights in a.data, not beside it: put it there, or add a zip" in json(refused, 422)["detail"]
+    assert "has its weights in a.data, not beside it: add a zip" in json(refused, 422)["detail"]
     with ZipFile(whole := tmp_path / "a.zip", "w") as archive:
         for file in (path, tmp_path / "a.data"):
             archive.write(file, f"export/{file.name}")
