@@ -20,9 +20,9 @@ _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 Architecture = Literal["efficientnet_lite0", "efficientnet_lite0_features", "centerface", "dlib_resnet"]
 """Networks whose file contains only weights, or has to be changed: `load_network` in `compose` builds them."""
+_Detr = Literal["detr", "detr_sigmoid"]
 DetectionHeadName = Literal[
-    *("yolo", "yolov5", "yolox", "deepstream", "end_to_end", "four_tensors"),
-    *("rtdetr", "rtdetr_topk", "rfdetr", "dfine", "detr", "detr_sigmoid"),
+    "yolo", "yolov5", "yolox", "deepstream", "end_to_end", "four_tensors", "rtdetr", "rtdetr_topk", "rfdetr", "dfine", _Detr
 ]
 FeatureHeadName = Literal["yolo", "end_to_end"]
 """Heads of networks that give features of each object: Ultralytics' for segmentation, poses and oriented boxes."""

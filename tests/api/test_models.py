@@ -222,7 +222,7 @@ async def test_file_and_form_are_added(service: Service, tmp_path: Path) -> None
     with ZipFile(whole := tmp_path / "a.zip", "w") as archive:
         for file in (path, tmp_path / "a.data"):
             archive.write(file, f"export/{file.name}")
-    form = {"labels": (None, "a,b,c"), "iou": (None, "0.5"), "file": ("best.zip", whole.read_bytes())}
+    form: dict[str, Any] = {"labels": (None, "a,b,c"), "iou": (None, "0.5"), "file": ("best.zip", whole.read_bytes())}
     assert (await service.client.post("/models/gates", files=form, headers=ADMIN)).status_code == 201
     found = description.load(service.repository.path / "gates")
     assert found is not None

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from app import server
-from app.api.admin import MAX_MODEL_BYTES, ROUTES
+from app.api.admin import ROUTES
 from app.api.context import PAUSE_SECONDS
 from app.api.dialects.kserve import control
 from app.api.receiving.client_watch import body_too_large
 from app.api.routes import VERSION, ModelRoute
 from app.errors import BodyTooLarge, MalformedRequest
 from app.settings.schema import DIALECTS, Settings
+from app.zoo.recognize import MAX_MODEL_BYTES
 from tests.deploy.needs import DASHBOARD, DEPLOY, MODELS, PATHS, PROJECTS, UNITS, load, upstream
 from tests.nginx import SHIPPED, prepare
 from tests.processes import require_program

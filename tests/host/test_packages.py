@@ -160,8 +160,7 @@ def test_zip_gives_what_is_needed(tmp_path: Path, members: dict[str | zipfile.Zi
     with zipfile.ZipFile(path := tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as whole:
         for name, content in members.items():
             whole.writestr(name, content)
-    folder = tmp_path / "folder"
     with nullcontext() if result.isdigit() else pytest.raises(CommandError, match=result):
-        archive.unpack(path, folder, ".onnx", lambda _: needed.split(), 100)
+        archive.unpack(path, folder := tmp_path / "folder", ".onnx", lambda _: needed.split(), 100)
         assert sorted(file.read_text() for file in folder.iterdir()) == [*result]
-    assert {*tmp_path.iterdir()} == {path, folder}
+    assert {*tmp_path.iterdir()} == {path, tmp_path / "folder"}
