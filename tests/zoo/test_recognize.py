@@ -75,6 +75,7 @@ def detr(count: int, head: str = "detr") -> onnx.ModelProto:
 
 
 YOLO, DECODED = table("yolo"), table("yolov5")[:672]
+OBJECTS = DECODED[:, [0, 1, 2, 3, 5, 4, 6, 7]]
 FEW: dict[str, Any] = {**ULTRALYTICS, "names": names(2)}
 ROUNDED, LOGITS = (np.vstack([YOLO[:4], YOLO[4:] - less]) for less in (0.004, 9))
 CHOSEN = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.0, 2.0, 3.0), "resize": "stretch", "iou": 0.4}
@@ -215,9 +216,9 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (exported(one(7, ANCHORS), names=names(80)), {}, "has 3 classes, not 80: say --labels a,b,c"),
         (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
         (exported(one(ANCHORS, 8), names=names(3)), {}, f"{ASKED}yolov5 or --head yolox$"),
-        (said(YOLO.T), {}, f"{ASKED}yolo or --head yolov5$"),  # one name too many
-        (said(DECODED, names=names(4)), {}, "has 3 classes, not 4: say"),
-        (said(DECODED.T, names=names(4)), {}, "its first score is an objectness, and not that of a class"),
+        (said(DECODED, names=names(4)), {}, f"{ASKED}yolo or --head yolov5$"),  # or YOLOv8, transposed
+        (said(OBJECTS, names=names(4)), {}, "has 3 classes, not 4: say"),
+        (said(OBJECTS.T, names=names(4)), {}, "its first score is an objectness, and not that of a class"),
         (said(table("yolov5")[:, :6], names=names(2)), {}, "has 1 class, not 2: say"),
         (exported(one(300, 6), **FEW), {}, f"{ASKED}end_to_end or --head rtdetr or --head rtdetr_topk$"),
         (exported(one(300, 7), names=names(3)), {}, f"{ASKED}rtdetr$"),  # or oriented boxes
@@ -234,7 +235,6 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (said(table("yolo", (1, 1))), {"box_units": "pixels"}, "has boxes in fractions of the input: leave out --box-units"),
         (said(np.vstack([table("yolo", (1, 1)), YOLO[:1]]), task="obb"), {}, "as only detectors may have; export it with boxes in"),
         (detr(4), {}, "has 3 classes, not 4: say"),
-        (detr(2, "detr_sigmoid"), {}, "has 3 classes, not 2: say"),
         (detr(4), {"head": "detr_sigmoid"}, "its last column is that of no object"),
         (ninety_one(9), {}, "with 91 names, of which one is N/A"),
         (
