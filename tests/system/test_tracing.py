@@ -2,7 +2,9 @@
 
 import asyncio
 import secrets
+import shutil
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -22,9 +24,10 @@ TRITONS = {"InferRequest", MODEL, "compute"}
 async def test_a_request_is_traced_from_its_caller_to_triton(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    home = triton_home(tmp_path)
-    triton = EmbeddedTriton(msgspec.structs.replace(settings, triton_home=home, model=MODEL, tracing=True))
-    options = {"model": MODEL, "model_repository": settings.model_repository, "triton_home": home, "tracing": "true"}
+    home, models = triton_home(tmp_path), tmp_path / "models"
+    shutil.copytree(Path(settings.model_repository, MODEL), models / MODEL)
+    options: dict[str, Any] = {"model": MODEL, "model_repository": str(models), "triton_home": home, "tracing": True}
+    triton = EmbeddedTriton(msgspec.structs.replace(settings, **options))
     with receiving_traces() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # milliseconds; Triton's default is five seconds
