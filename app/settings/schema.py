@@ -53,6 +53,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Age at which an API process is replaced, at least 60 seconds; up to a tenth more or less. 0: never."""
     worker_max_memory_mb: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     """Resident memory at which an API process is replaced, MiB. 0: never."""
+    keep_alive_seconds: Annotated[int, Meta(ge=1, le=3600)] = 65
+    """Time after which an idle connection is closed, seconds: longer than a proxy keeps it, often 60 seconds. A header may take as
+    long, but the first one on a port 10 to 15 seconds."""
     drain_delay_seconds: Annotated[float, Meta(ge=0, le=600)] = 1.0
     """After SIGTERM, time for which `/readyz` answers 503 before new connections are refused, seconds."""
     decode_threads: Annotated[int, Meta(ge=1, le=256)] = 2

@@ -94,11 +94,14 @@ class RequestContextMiddleware:
                 if context.status in _PACED and not context.is_passed_on:
                     await self._rejections.pace(context.caller, context.request_bytes)
                 message["headers"] = [*message["headers"], *_headers(context)]
+                if self._resources.is_draining:  # whoever keeps the connection would lose the next request
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
             context.response_bytes += _body_size(message)
 
         unsent_status = _INTERNAL_ERROR
         metrics.active_requests.add(1)
+        self._resources.client_ports[context] = str((scope.get("client") or ("", 0))[1])
         try:
             await self.app(scope, receive_and_count, send_with_headers)
         except asyncio.CancelledError:
@@ -107,6 +110,7 @@ class RequestContextMiddleware:
         finally:
             status = _CLIENT_GONE if context.is_client_gone else context.status or unsent_status
             metrics.active_requests.add(-1)
+            del self._resources.client_ports[context]
             self._report(scope, method, path, context, status)
             if span is not None:
                 _end(span, scope, context, status)
