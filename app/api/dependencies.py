@@ -65,6 +65,10 @@ class SearchState(Protocol):
     async def why_unusable(self) -> str | None:
         """Return why search does not work, None if it does."""
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the database took no images when `why_unusable` last asked."""
+
 
 class WorkerResources:
     """Resources that are shared in one worker. The application's lifespan sets them: gRPC needs the running event loop."""
