@@ -90,7 +90,9 @@ async def test_change_of_the_keys_holds_at_once_unless_the_file_is_not_valid_whi
         client.headers["authorization"] = f"Bearer {credential}"
 
         async def told() -> tuple[list[str], float]:
-            samples = read_samples((await client.get("/metrics")).text)
+            page = await client.get("/metrics")
+            samples = read_samples(page.text)
+            assert page.headers["content-type"].count("charset") == 1
             return json(await client.get("/health"))["refused_files"], samples['api_refused_files{file="api_keys"}']
 
         for text, expected in (("", (["api_keys"], 1)), (valid, ([], 0))):
