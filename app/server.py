@@ -92,9 +92,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             # Limits connections, including idle ones; admission limits requests.
             backpressure=connections_within(files),
             # Granian's limit for receiving a header is also the idle time of a connection.
-            http1_settings=HTTP1Settings(
-                header_read_timeout=1000 * settings.keep_alive_seconds, max_buffer_size=_CONNECTION_BYTES
-            ),
+            http1_settings=HTTP1Settings(header_read_timeout=1000 * settings.keep_alive_seconds, max_buffer_size=_CONNECTION_BYTES),
             respawn_failed_workers=True,
             respawn_interval=_HANDOVER_SECONDS,
             # Jitter, so that instances started together do not renew their workers together.
@@ -111,7 +109,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             try:
                 super().startup(*arguments)
             except RuntimeError as error:  # its message is a backtrace
-                address = self.bind_uds or f"{self.bind_addr}:{self.bind_port}"
+                address = self.bind_uds or self._settings.address
                 raise SettingsError(f"cannot listen on {address}: {str(error).partition(chr(10))[0]}") from None
             self._table = TableView()
             threading.Thread(target=self._watch_workers, daemon=True).start()

@@ -28,8 +28,10 @@ SIZES = ("max_megapixels", "max_megapixels_non_jpeg", "max_file_size_mb", "max_b
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All settings, and what follows from them. The reference is generated from the docstrings of the fields."""
 
-    host: str = "127.0.0.1"
-    """Address the API listens on."""
+    host: Annotated[str, Meta(pattern=r"^[^\[\]]+$", title="an address or a name, such as :: or 127.0.0.1, without brackets")] = (
+        "127.0.0.1"
+    )
+    """Address the API listens on. `0.0.0.0`: all IPv4 addresses; `::`: all of IPv6, too."""
     port: Port = 4603
     """Port the API listens on."""
     socket: Annotated[str, Meta(max_length=100)] = ""
@@ -208,10 +210,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return Path(self.socket or "run")
 
     @property
+    def address(self) -> str:
+        """Host and port, as in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def local_url(self) -> str:
         """The URL of the API on this machine if it listens on host and port."""
-        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared only
-        return f"http://[{address}]:{self.port}" if ":" in address else f"http://{address}:{self.port}"
+        is_everywhere = self.host in {"0.0.0.0", "::"}  # noqa: S104 - compared only
+        return f"http://127.0.0.1:{self.port}" if is_everywhere else f"http://{self.address}"
 
     @property
     def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:

@@ -146,7 +146,7 @@ def test_trusted_proxy_names_the_client() -> None:
     rows: list[tuple[Any, str | None, str]] = [
         *((peer, "192.0.2.7", "192.0.2.7") for peer in (("", "0"), None, ("::ffff:10.1.2.3", 1))),  # the first of a unix socket
         # A peer that is not trusted cannot name another client.
-        *(((peer, 1), "192.0.2.7", peer) for peer in ("192.0.2.1", "::ffff:192.0.2.1")),
+        *(((peer, 1), "192.0.2.7", "192.0.2.1") for peer in ("192.0.2.1", "::ffff:192.0.2.1")),
         # Without an address the connection counts.
         *((("10.1.2.3", 1), named, "10.1.2.3") for named in (None, "192.0.2.7, 10.0.0.1", "\xe4")),
     ]
