@@ -17,7 +17,7 @@ _ESTABLISHED = 1
 async def end_silent(port: int, in_progress: Collection[str]) -> None:
     """End connections to a TCP port of this process whose first header is not complete after 10 to 15 s; never return.
 
-    Granian has one time limit for a header and for an idle connection. `in_progress` has the clients' ports of requests in progress.
+    Granian has one time limit for a header and for an idle connection. `in_progress` has the clients' ports of all requests.
     """
     checks: dict[int, int] = {}
     """In how many checks in a row each connection had no request and no answer, by inode."""
@@ -28,7 +28,7 @@ async def end_silent(port: int, in_progress: Collection[str]) -> None:
 
 def _end_silent(port: int, in_progress: Collection[str], before: Mapping[int, int]) -> dict[int, int]:
     checks = {}
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - there may be thousands
         with suppress(OSError), ExitStack() as stack:  # it is no TCP socket, or has just been closed
             descriptor = os.dup(int(name))  # otherwise the number may be that of another connection meanwhile
             stack.callback(os.close, descriptor)

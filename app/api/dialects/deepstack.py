@@ -1,6 +1,7 @@
 """The dialect of DeepStack, CodeProject.AI and their clients: Home Assistant, Blue Iris, Frigate's detector `deepstack`.
 
-Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's ProxyController.cs and ServerStatusController.cs; Frigate's deepstack.py.
+Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's ProxyController.cs and ServerStatusController.cs;
+Frigate's deepstack.py.
 """
 
 from collections.abc import Sequence

@@ -212,7 +212,7 @@ async def health(request: AnyRequest, worker: Worker, triton_client: WorkerTrito
         refused_files=list(metrics.nonzero(metrics.refused_files)),
         failing_models=metrics.nonzero(metrics.circuit_open),
         model_deaths=metrics.nonzero(metrics.model_deaths),
-        search=worker.search and _describe_search(worker.search, no_search),
+        search=None if worker.search is None else _describe_search(worker.search, no_search),
         withdrawn_canaries=_withdrawn(cast("Router | None", pipeline.router)),
     )
     return _respond(report, is_ready=is_ready)
