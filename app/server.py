@@ -41,7 +41,6 @@ from app.telemetry.logging import say
 
 _STOP = signal.SIGINT, signal.SIGTERM
 _BACKLOG = 4096
-_HEADER_MILLISECONDS = 10_000  # for receiving a request's header; also the idle time of a connection
 # Granian keeps as much for each connection that has sent a large body: 512 clients let a worker grow to 330 MiB with 256 KiB, and
 # to 280 with this (`bench overload`). With 128 KiB a body arrives in one part more, which costs CPU time.
 _CONNECTION_BYTES = 3 << 16
@@ -92,7 +91,8 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             backlog=_BACKLOG,
             # Limits connections, including idle ones; admission limits requests.
             backpressure=connections_within(files),
-            http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MILLISECONDS, max_buffer_size=_CONNECTION_BYTES),
+            # Granian's limit for receiving a header is also the idle time of a connection.
+            http1_settings=HTTP1Settings(header_read_timeout=1000 * settings.keep_alive_seconds, max_buffer_size=_CONNECTION_BYTES),
             respawn_failed_workers=True,
             respawn_interval=_HANDOVER_SECONDS,
             # Jitter, so that instances started together do not renew their workers together.
@@ -109,7 +109,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             try:
                 super().startup(*arguments)
             except RuntimeError as error:  # its message is a backtrace
-                address = self.bind_uds or f"{self.bind_addr}:{self.bind_port}"
+                address = self.bind_uds or self._settings.address
                 raise SettingsError(f"cannot listen on {address}: {str(error).partition(chr(10))[0]}") from None
             self._table = TableView()
             threading.Thread(target=self._watch_workers, daemon=True).start()

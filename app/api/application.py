@@ -36,6 +36,7 @@ from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute, RouteTable
 from app.api.sight import analyze, embed, faces, ocr
 from app.cascade.catalog import Catalog
+from app.host.connections import end_silent
 from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
@@ -79,6 +80,8 @@ def build(
                 resources.search = await stack.enter_async_context(opening)
             asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
             stack.callback(asyncio.create_task(resources.catalog.follow()).cancel)
+            if deployment.port:
+                stack.callback(asyncio.create_task(end_silent(deployment.port, resources.client_ports.values())).cancel)
             yield
 
     model_routes: dict[str, Sequence[HTTPRouteHandler]]

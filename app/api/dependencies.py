@@ -10,7 +10,7 @@ from litestar.di import NamedDependency, Provide
 
 from app.api.caller.client_address import Proxies
 from app.api.caller.keys import ApiKeys
-from app.api.context import BodyLimits
+from app.api.context import BodyLimits, RequestContext
 from app.cascade.catalog import FILE as CASCADES
 from app.cascade.catalog import Catalog
 from app.embedded.folder import Device
@@ -55,6 +55,8 @@ class Deployment(NamedTuple):
     keeps_thumbnails: bool = False
     read_device: Callable[[], Device | None] = lambda: None
     """Returns what runs the models of the embedded Triton; None if it was stopped, or with a Triton elsewhere."""
+    port: int = 0
+    """TCP port that clients connect to; 0: a unix socket."""
 
 
 class SearchState(Protocol):
@@ -62,6 +64,10 @@ class SearchState(Protocol):
 
     async def why_unusable(self) -> str | None:
         """Return why search does not work, None if it does."""
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the database took no images when `why_unusable` last asked."""
 
 
 class WorkerResources:
@@ -77,6 +83,8 @@ class WorkerResources:
         self.deployment = deployment
         self.catalog = Catalog(deployment.model_repository / CASCADES)
         self.keys = keys
+        self.client_ports: dict[RequestContext, str] = {}
+        """The client's port of each request in progress."""
 
     async def is_ready(self) -> bool:
         """Return whether the default model is ready, the worker is not about to stop, and search alone has its database."""

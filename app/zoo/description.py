@@ -69,7 +69,7 @@ def load(folder: Path) -> Description | None:
     """Read the description of a model in its folder, None if it has none; raise CommandError if it is not valid."""
     path = folder / DESCRIPTION
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         if "labels" not in content and (folder / LABELS).is_file():
             content["labels"] = read_labels(folder / LABELS)
         return msgspec.convert(content, Description)

@@ -147,7 +147,7 @@ class SlowClient(NamedTuple):
     """Whether it takes the answer."""
 
 
-# A header may take 10 s; a body may pause for 10 s and take 30 s.
+# The first header may take 10 s; a body may pause for 10 s and take 30 s.
 _ALSO_AT_NGINX = [
     SlowClient(b""),
     SlowClient(_HEAD),
@@ -204,6 +204,21 @@ async def test_slow_client_is_cut_off(gateway: Gateway, tmp_path: Path) -> None:
         lines = len(gateway.log_lines())
         await asyncio.gather(*(hold(gateway.url, client) for client in KINDS))
     await until(lambda: [line["status"] for line in gateway.log_lines()[lines:]].count(408) == 3)
+
+
+async def test_connections_without_a_request_leave_their_places_to_others(null_triton: Triton, tmp_path: Path) -> None:
+    """They take all places of both workers. Connections that have had a request keep theirs."""
+    limits = ["prlimit", "--nofile=2564:2564"]
+    with serving(null_triton, tmp_path, wrapper=limits, settings={"keep_alive_seconds": 3600}) as gateway:
+        async with await Connection.open(gateway.url) as idle:
+            assert (await idle.ask(_LIVEZ)).status == 200
+            silent = [await Connection.open(gateway.url) for _ in range(5_000)]
+            await asyncio.gather(*(connection.send(_HEAD) for connection in silent[::2]))
+            assert (await ask(gateway.url, _PHOTO)).status == 200
+            await asyncio.gather(*(connection.wait_closed() for connection in silent))
+            assert (await idle.ask(_PHOTO)).status == 200
+        for connection in silent:
+            connection.abort()
 
 
 async def test_callers_with_a_key_are_served_while_others_hold_connections_and_bodies(null_triton: Triton, tmp_path: Path) -> None:
