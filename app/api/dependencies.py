@@ -77,7 +77,7 @@ class WorkerResources:
     pipeline: Pipeline
     metrics: Metrics
     search: SearchState | None = None
-    is_draining = False
+    is_draining = closes_connections = False
 
     def __init__(self, deployment: Deployment, keys: ApiKeys | None = None) -> None:
         self.deployment = deployment
@@ -97,8 +97,12 @@ class WorkerResources:
         return None if self.search is None else await self.search.why_unusable()
 
     def drain(self) -> None:
-        """Mark the worker as about to stop."""
-        self.is_draining = True
+        """Mark the worker as about to stop with the server."""
+        self.is_draining = self.closes_connections = True
+
+    def leave_to_successor(self) -> None:
+        """Mark the worker as about to stop while another one serves in its place."""
+        self.closes_connections = True
 
 
 Worker = NamedDependency[WorkerResources]

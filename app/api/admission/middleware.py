@@ -97,7 +97,11 @@ class RequestContextMiddleware:
                 context.status = int(message["status"])
                 if context.status in _PACED and not context.is_passed_on:
                     await self._rejections.pace(context.caller, context.request_bytes)
-                message["headers"] = [*message["headers"], *_headers(context), *(_LAST if self._resources.is_draining else ())]
+                message["headers"] = [
+                    *message["headers"],
+                    *_headers(context),
+                    *(_LAST if self._resources.closes_connections else ()),
+                ]
             await send(message)
             context.response_bytes += _body_size(message)
 
