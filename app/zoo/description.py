@@ -28,7 +28,7 @@ class Serving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     instances: _Count = 2
     """Instances on the CPU, or on each GPU."""
     threads: _Count = 1
-    """Threads of an instance on the CPU."""
+    """Threads of an instance on the CPU while other instances run."""
     max_batch: _Count
     delay_us: Annotated[int, Meta(ge=0)] = 0
     """Time that an image waits for others, in microseconds."""
