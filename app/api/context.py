@@ -46,6 +46,8 @@ class RequestContext:
     caller = ANYBODY
     """The key once it is identified; before, and without keys, the client's address."""
     tenant = ""
+    stream = ""
+    """The stream of which the request has the newest image; empty for none."""
     is_body_received = False
     is_client_gone = False
     is_detail_logged = True

@@ -14,6 +14,7 @@ key is valid, none is needed, or it may come with the body, which `admit_with_bo
 body must arrive within two seconds, and counts against a budget that all anonymous requests share.
 """
 
+import re
 from collections.abc import Mapping
 from typing import cast
 from urllib.parse import parse_qs
@@ -30,13 +31,14 @@ from app.api.receiving.body import needs_parsing
 from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import media_type
 from app.api.routes import ModelRoute
-from app.errors import MalformedRequest, UnsupportedMediaType
+from app.errors import InvalidParameter, MalformedRequest, UnsupportedMediaType
 from app.model.reference import split_reference
 
 MAX_PATH = 1024
 _MAX_PARAMETERS = 64
 _LENGTH_DIGITS = 19
 _TEXT_BYTES = 1 << 16
+_STREAM = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ANONYMOUS_SECONDS = 2.0
 
 
@@ -81,7 +83,9 @@ def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: Work
         return
     # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
     if not model or pipeline.tritons.is_usable(model):
-        pipeline.admission.check(split_reference(model)[0], context.caller, is_batch=route.takes == "images")
+        is_batch = route.takes == "images"
+        is_frame = bool(context.stream) and not is_batch
+        pipeline.admission.check(split_reference(model)[0], context.caller, is_batch=is_batch, is_frame=is_frame)
 
 
 async def guard_key(connection: Connection, route: ModelRoute) -> None:
@@ -106,6 +110,8 @@ async def guard_payload(connection: Connection, route: ModelRoute) -> None:
         raise UnsupportedMediaType(f"{found}; send multipart/form-data or application/json")
     if context.content_encoding:
         content_encoding.check(context.content_encoding)
+    if context.stream and not _STREAM.fullmatch(context.stream):
+        raise InvalidParameter("X-Stream has 1 to 64 letters, digits, and characters of . _ -")
     limits = deployment.batch_limits if route.takes == "images" and not context.is_anonymous else deployment.body_limits
     if route.takes == "text":
         limits = limits._replace(max_bytes=_TEXT_BYTES)
