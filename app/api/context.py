@@ -13,6 +13,8 @@ from app.telemetry.trace_context import TraceContext
 AnyRequest = Request[Any, Any, Any]
 PAUSE_SECONDS = 10.0
 """Maximum time between two reads of a request body, or two writes of a response."""
+STREAM_PATTERN = "^[A-Za-z0-9._-]{1,64}$"
+"""Of the header X-Stream."""
 
 
 class BodyLimits(NamedTuple):

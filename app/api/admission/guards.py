@@ -23,7 +23,7 @@ from litestar.exceptions import NotFoundException
 from litestar.types import Guard, HTTPScope
 
 from app.api.caller.check import Connection, require_key
-from app.api.context import context_of, header_of
+from app.api.context import STREAM_PATTERN, context_of, header_of
 from app.api.dependencies import WorkerResources, worker_of
 from app.api.parameters.parse import MODEL_NAMES
 from app.api.receiving import content_encoding
@@ -38,7 +38,6 @@ MAX_PATH = 1024
 _MAX_PARAMETERS = 64
 _LENGTH_DIGITS = 19
 _TEXT_BYTES = 1 << 16
-_STREAM = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ANONYMOUS_SECONDS = 2.0
 
 
@@ -110,7 +109,7 @@ async def guard_payload(connection: Connection, route: ModelRoute) -> None:
         raise UnsupportedMediaType(f"{found}; send multipart/form-data or application/json")
     if context.content_encoding:
         content_encoding.check(context.content_encoding)
-    if context.stream and not _STREAM.fullmatch(context.stream):
+    if context.stream and not re.fullmatch(STREAM_PATTERN, context.stream):
         raise InvalidParameter("X-Stream has 1 to 64 letters, digits, and characters of . _ -")
     limits = deployment.batch_limits if route.takes == "images" and not context.is_anonymous else deployment.body_limits
     if route.takes == "text":
