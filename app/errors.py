@@ -88,9 +88,6 @@ class BodyTimeout(GatewayError):
 class Superseded(GatewayError):
     status, code, title = 409, "superseded", "There is a newer image of the stream"
 
-    def __init__(self) -> None:
-        super().__init__("a newer image of this stream has taken the place of this one")
-
 
 class BodyTooLarge(GatewayError):
     status, code, title = 413, "body_too_large", "The request body is too large"

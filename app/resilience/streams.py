@@ -26,6 +26,7 @@ _MARK = (1 << 22) - 1
 _CELLS, _PROBES = 1024, 4
 _PLACES = 1 << 41  # in four years
 _COLUMNS = 1 << 14
+_NEWER = "a newer image of this stream takes the place of this one"
 
 
 class _Frame:
@@ -74,13 +75,13 @@ class StreamQueue:
                 raise DeadlinePassed("the turn of its stream did not come in time") from None
             raise
         if permit is None:
-            raise Superseded
+            raise Superseded(_NEWER)
         return permit
 
     def _take_place(self, frame: _Frame) -> None:
         older = self._frames.get(frame.key)
         if self._is_superseded(frame) or (older is not None and older.began > frame.began):  # the body took longer
-            raise Superseded
+            raise Superseded(_NEWER)
         places = [place for place, _ in self._waiting(frame.key) if place]
         frame.place = min(places, default=int(monotonic() * _TICKS))
         if older is not None:
