@@ -143,17 +143,14 @@ def test_model_of_the_session(  # noqa: PLR0913, PLR0917 - a table
         assert {examined[each].severity for each in ("model", "input_type", "batching", "queue_policy", "inference")} == {OK}
 
 
-@pytest.mark.parametrize(
-    ("waits", "severity", "says"), [(600.0, OK, ["cameras of 0.01"]), (0.0, WARNING, ["request_timeout_ms: 1000"])]
-)
-def test_answers_come_while_frigate_waits(  # noqa: PLR0913, PLR0917 - a table
-    small: Settings, capsys: Capture, monkeypatch: pytest.MonkeyPatch, waits: float, severity: Severity, says: list[str]
+@pytest.mark.parametrize(("waits", "says"), [(600.0, "cameras of 0.01"), (0.0, "request_timeout_ms: 1000")])
+def test_answers_come_while_frigate_waits(
+    small: Settings, capsys: Capture, monkeypatch: pytest.MonkeyPatch, waits: float, says: str
 ) -> None:
     monkeypatch.setattr(inference, "_FRIGATE_SECONDS", waits)
-    monkeypatch.setattr(inference, "_CAMERA_RATE", 0.01)  # so that the busiest machine has time for some cameras
+    monkeypatch.setattr(inference, "_CAMERA_RATE", 0.01)  # the busiest machine has time for some cameras
     examined = examine(msgspec.structs.replace(small, frigate_zmq="tcp://127.0.0.1:5555"), capsys)
-
-    assert_finding(examined["frigate"], severity, *says)
+    assert_finding(examined["frigate"], OK if waits else WARNING, says)
 
 
 @pytest.mark.system
