@@ -15,7 +15,7 @@ from bench.load.target import Target, local_target
 from bench.report.progress import say
 from bench.report.text import number, responses, table
 
-MODELS = ("wait_20", "wait_50_batch8", "sim_gpu")
+MODELS = ("wait_20", "sim_gpu_batch1")
 CALLS, MOST = 2, 1.1
 """A frame may be older than the interval, and a single request later than alone, by so many calls; the best camera gets at most so
 many times the answers of the worst one."""
