@@ -70,6 +70,8 @@ class Turn(NamedTuple):
     """Expected work, in any unit, the same for all that waits."""
     is_batch: bool = False
     """Whether it belongs to a batch, and comes behind single images."""
+    is_frame: bool = False
+    """Whether it belongs to a stream, and comes behind single images."""
 
 
 class HasTurn(Protocol):
@@ -108,15 +110,15 @@ class CallerCounts:
 
     def of(self, caller: Caller) -> int:
         """Return what a caller uses on this host."""
-        return self._table.total(self._column(caller))
+        return self._table.total(self.column(caller))
 
     def of_in_worker(self, caller: Caller) -> int:
         """Return what a caller uses in this worker."""
-        return self._table.cells[self._column(caller)]
+        return self._table.cells[self.column(caller)]
 
     def add(self, caller: Caller, amount: int) -> None:
         """Add to what a caller uses. Count first, then ask for room, so that two workers never take the same place."""
-        column, cells = self._column(caller), self._table.cells
+        column, cells = self.column(caller), self._table.cells
         cells[self._total] += amount
         if column != self._total:
             before = cells[column]
@@ -126,7 +128,7 @@ class CallerCounts:
     def has_room(self, caller: Caller, limit: int, more: int = 0) -> bool:
         """Return whether a caller may use what it does, and `more`."""
         total = self._table.total  # a hot path: called several times per request
-        return total(self._column(caller)) + more + _FACTOR * (total(self._total) + more) <= (1 + _FACTOR) * limit
+        return total(self.column(caller)) + more + _FACTOR * (total(self._total) + more) <= (1 + _FACTOR) * limit
 
     def has_place(self, caller: Caller, limit: int, more: int = 0) -> bool:
         """Return the same for requests: up to half of an equal part, also while others exceed a limit that has just halved."""
@@ -144,7 +146,8 @@ class CallerCounts:
         own, total = self.of(caller) + more, self.total + more
         return total if own == total else min(total, own * max(2, self._active))
 
-    def _column(self, caller: Caller) -> int:
+    def column(self, caller: Caller) -> int:
+        """Return the column of the table with what a caller uses; that with the total if there are too many callers."""
         column = self._columns.get(caller.name)
         if column is None:
             column = self._table.column(CALLER + SEPARATOR.join((self._resource, caller.name)))
@@ -240,9 +243,9 @@ def _cost(turn: Turn, callers: int) -> float:
 
 
 _Flow = tuple[int, str, bool]
-"""The work of a caller with a priority, single images or those of batches."""
+"""The work of a caller with a priority, single images or others."""
 
 
 def _flow(work: HasTurn) -> _Flow:
     turn = work.turn
-    return turn.caller.priority, turn.caller.name, turn.is_batch
+    return turn.caller.priority, turn.caller.name, turn.is_batch or turn.is_frame

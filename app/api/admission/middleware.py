@@ -76,6 +76,7 @@ class RequestContextMiddleware:
         context = RequestContext(request_id, content_type.decode("latin-1"), encoding.decode("latin-1"))
         context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
         scope.setdefault("state", {})["request_context"] = context
+        context.stream = headers.get(b"x-stream", b"").decode("latin-1")
         context.client_address = context.log_fields["client"] = client_address(scope, headers, self._proxies)
         context.caller = self._caller_at(context.client_address)
         metrics = self._resources.metrics
