@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app import server
 from app.api.admin import ROUTES
 from app.api.context import PAUSE_SECONDS
 from app.api.dialects.kserve import control
@@ -202,7 +201,7 @@ def test_limits_and_names_of_errors_are_those_of_the_gateway() -> None:
         assert f"    {error.status} {error.code};\n" in NGINX
         assert f'    {error.status} "{error.title}";\n' in NGINX
     text = (SHIPPED / "upstream.conf").read_text(encoding="utf-8")
-    assert seconds("keepalive_timeout", text) * 1000 < server._HEADER_MILLISECONDS  # noqa: SLF001
+    assert seconds("keepalive_timeout", text) < settings.keep_alive_seconds
 
 
 def test_each_path_at_which_a_model_is_asked_is_public_with_its_limit() -> None:
