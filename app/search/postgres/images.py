@@ -35,9 +35,8 @@ _INSERT_PART = """
 INSERT INTO parts (image, part_id, position, index, box, score, thumbnail, class_id, class_name, landmarks, quality)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 """
-_DELETE_SAME = """
-DELETE FROM images WHERE image_id = $1 AND content_hash = $2 AND states = $3 RETURNING path, metadata, group_id, added_at
-"""
+_OF_CONTENT = "FROM images WHERE image_id = $1 AND content_hash = $2"
+_DELETE_SAME = f"DELETE {_OF_CONTENT} AND states = $3 RETURNING path, metadata, group_id, added_at"
 _REGISTERED = "number IN (SELECT image FROM parts WHERE name = $1)"
 
 
@@ -159,11 +158,25 @@ class Images(Vectors):
             row = await connection.fetchrow("SELECT number, states FROM images WHERE image_id = $1", twin.image_id)
             return Known(twin, row["states"], await lacking_of(connection, row["number"]))
 
-    async def update(self, tenant: str, image_id: str, path: str | None, metadata: Mapping[str, Any]) -> Sequence[str]:
-        """Change path and metadata of an image, if there are such and they are other ones; return which were."""
+    async def rename(self, tenant: str, content_hash: bytes, image_id: str, new_id: str) -> None:
+        """Give an image of this content another id, in place of the image that has it; do nothing if it is not there any more."""
+        async with self.as_tenant(tenant) as connection:
+            await lock(connection, (tenant, "id", image_id), (tenant, "id", check_text(new_id, "image_id")))
+            if number := await connection.fetchval(f"SELECT number {_OF_CONTENT}", image_id, content_hash):
+                await connection.execute("DELETE FROM images WHERE image_id = $1", new_id)
+                await connection.execute("UPDATE images SET image_id = $2 WHERE number = $1", number, new_id)
+
+    async def update(
+        self, tenant: str, image_id: str, content_hash: bytes, path: str | None, metadata: Mapping[str, Any]
+    ) -> Sequence[str] | None:
+        """Change path and metadata of an image, if there are such and they are other ones.
+
+        Return which were; None if the image is not there any more, or has another content.
+        """
         async with self.as_tenant(tenant) as connection:
             await lock(connection, (tenant, "id", image_id))
-            row = await _find(connection, image_id)
+            if (row := await connection.fetchrow(f"SELECT * {_OF_CONTENT}", image_id, content_hash)) is None:
+                return None
             others = {"path": check_text(path or "", "The path of an image", 4096), "metadata": check_metadata(metadata)}
             changed = [name for name, value in others.items() if value and value != row[name]]
             for name in changed:
