@@ -69,7 +69,7 @@ class Files:
         return False
 
     async def list(self, directory: Path, *, recursive: bool) -> Listing:
-        """List the images below a folder. Links to folders are not followed. Raises SearchUnavailable if the disk does not answer."""
+        """List the images below a folder. Links to folders are not followed. Raises SearchUnavailable if its disk hangs."""
         walk = self._list(directory, recursive=recursive)
         while (listing := await self._in_thread(walk.__next__, str(directory), _LISTING_SECONDS)) is None:
             pass

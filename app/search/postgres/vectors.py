@@ -26,7 +26,7 @@ CREATE TABLE vectors_{n} (
     class_name text,
     vector {type}({dimensions}) NOT NULL,
     UNIQUE NULLS NOT DISTINCT (image, part)
-);
+) WITH (toast_tuple_target = 8160);  -- vectors beside the rest are compared in a third of the time
 CREATE INDEX ON vectors_{n} (part);
 CREATE INDEX ON vectors_{n} (tenant, index, added_at);
 CREATE INDEX ON vectors_{n} (tenant, index, class_name) WHERE class_name IS NOT NULL;
@@ -48,8 +48,10 @@ WHERE number = ANY ($1)
 _SHORTLY = "SET LOCAL lock_timeout = '1s'"
 _COUNT_SECONDS, _MAX_NUMBER = 600, 2**63 - 1
 
-_SMALL, _MOST_COMPARED, _WALKED = 1000, 20_000, 64
-"""Vectors up to which all are compared, at least and at most; and so many a walk through the index finds in any case."""
+OF_METADATA = " AND metadata @> $2"
+"""How a filter of metadata begins, which `match_metadata` of the schema knows, too."""
+_SMALL, _MOST_COMPARED, _WALKED = 1000, 20_000, 200
+"""Vectors up to which all are compared, at least and at most; and what a walk through the index costs at least, in comparisons."""
 
 
 class Table(NamedTuple):
@@ -78,7 +80,7 @@ class Vectors(Database):
 
     async def models(self, family: Family) -> ModelsInUse:
         """Return the models whose vectors are kept. The first vector that is added makes its model the active one."""
-        async with self.connected() as connection:
+        async with self.as_owner() as connection:
             known = await by_state(connection, family)
         return ModelsInUse(*(known[state].model if state in known else None for state in ("active", "next")))
 
@@ -119,17 +121,22 @@ class Vectors(Database):
 
         Return None if images that lack some were added after the vector `last`: they may still get them.
         """
+        newest = await self.last_vector(family)
         async with self.as_owner() as connection:  # it may take long, and holds up nobody
             await connection.execute(
                 "SELECT pg_advisory_xact_lock_shared($1), set_config('statement_timeout', '0', true)", VECTORS_LOCK
             )
-            lost = await _images_lacking(connection, await by_state(connection, family), _RANGE, 0, last)
+            counted = await by_state(connection, family)
+            lost = await _images_lacking(connection, counted, _RANGE, 0, last)
+            if await _images_lacking(connection, counted, _RANGE, last, newest):
+                return None
         if len(lost) <= may_lose:
             async with self._alone() as connection:
                 known = await by_state(connection, family)
                 if "next" not in known:
                     return len(lost)
-                if await _images_lacking(connection, known, _RANGE, last, _MAX_NUMBER):
+                is_same = {table.number for table in known.values()} == {table.number for table in counted.values()}
+                if not is_same or await _images_lacking(connection, known, _RANGE, newest, _MAX_NUMBER):
                     return None
                 lost = await _images_lacking(connection, known, "image = ANY ($1)", lost)
                 await connection.execute(_LEAVE_OUT, lost, PART_OF[family], known["next"].model)
@@ -270,20 +277,27 @@ async def insert(connection: Connection, known: Sequence[Table], image: int, new
             await connection.executemany(_INSERT.format(n=table.number), rows)
 
 
-async def is_small(  # noqa: PLR0913, PLR0917 - the parts of a question
+async def _few(  # noqa: PLR0913, PLR0917 - the parts of a question
     connection: Connection, table: Table, index: VectorIndex, vector: Vector, limit: int, where: str, values: Sequence[object]
-) -> bool:
-    """Return whether a filter leaves so few vectors of the tenant that all are compared; else, the transaction walks the index."""
-    # The fewer are left, the more others are on the walk: at the square root, it costs as much as comparing them.
+) -> str | None:
+    # Returns the condition under which all are compared, if filters leave few of the tenant; else None: the transaction walks the
+    # index. The fewer are left, the more others are on the walk: at the square root, it costs as much as comparing them.
+    others = where.replace(OF_METADATA, "")
+    metadata = others != where
     most = int(min(max(_SMALL, (max(_WALKED, limit) * table.rows) ** 0.5), _MOST_COMPARED))
+    if metadata and others:  # which may leave still fewer together
+        most = _MOST_COMPARED
+    few = f"SELECT FROM vectors_{table.number} WHERE index = '{index}'{others} LIMIT {most + 1}"
+    matching = f"match_metadata($2, {most + 1})" if metadata else "(SELECT) none"
     # What the planner knows of filters does not get through row-level security: it would sort half a table.
-    few = f"SELECT FROM vectors_{table.number} WHERE index = '{index}'{where} LIMIT {most + 1}"
     row = await connection.fetchrow(
         f"SELECT set_config('enable_sort', 'off', true), set_config('hnsw.ef_search', '{100 if where else 64}', true),"
-        f" (SELECT count(*) FROM ({few}) few), $1::vector",
+        f" (SELECT count(*) FROM ({few}) few), (SELECT count(*) FROM {matching}), $1::vector",
         *(vector.values, *values),
     )
-    return int(row[2]) <= most
+    if metadata and row[3] <= min(row[2], most):
+        return f"{others} AND image = ANY (ARRAY (SELECT {matching}))"
+    return where if row[2] <= most else None
 
 
 async def nearest(  # noqa: PLR0913 - the parts of a question
@@ -303,12 +317,13 @@ async def nearest(  # noqa: PLR0913 - the parts of a question
     wanted = page.size + page.offset
     # What the index returns is nearly in order, and the nearest are among a few more: with a filter that leaves 1 % of 1,000
     # clusters, 98 % of them; 64 % if it returns them in order, as it then leaves out what it comes to too late.
-    ways = [("vector <=> $1", wanted + min(3 * wanted, 300)), ("(vector <=> $1) + 0", wanted)]
-    rows: Sequence[Any] = ()
-    for order, limit in ways[is_exact or await is_small(connection, table, index, vector, ways[0][1], where, values) :]:
+    limit, rows = wanted + min(3 * wanted, 300), list[Any]()
+    few = where if is_exact else await _few(connection, table, index, vector, limit, where, values)
+    walks = [(where, "vector <=> $1", limit)] if few is None else []
+    for left, order, most in (*walks, (few or where, "(vector <=> $1) + 0", wanted)):
         rows = await connection.fetch(
             "WITH n AS (SELECT image, part, 1 - (vector <=> $1) AS score FROM ("
-            f"SELECT image, part, vector FROM vectors_{table.number} WHERE index = '{index}'{where} ORDER BY {order} LIMIT {limit}"
+            f"SELECT image, part, vector FROM vectors_{table.number} WHERE index = '{index}'{left} ORDER BY {order} LIMIT {most}"
             f") found ORDER BY score DESC, image, part LIMIT {int(page.size)} OFFSET {int(page.offset)}) {select}",
             *(check_vector(vector.values, table.dimensions), *values),
         )

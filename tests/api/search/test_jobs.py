@@ -106,9 +106,7 @@ async def test_moved_file_has_its_new_name(searching: httpx.AsyncClient, tmp_pat
     assert [again[name] for name in ("processed", "duplicates", "updated", "errors_count")] == [1, 2, 2, 0]
 
 
-async def test_dead_disk_delays_no_other_request(
-    open_gateway: OpenGateway, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_dead_disk_delays_no_other_request(open_gateway: OpenGateway, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_back, allowed = Event(), Files._allowed  # noqa: SLF001
     monkeypatch.setattr("app.search.files._PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr(Files, "_allowed", lambda self, path: allowed(self, path) if path != str(photos) else is_back.wait())
