@@ -36,7 +36,6 @@ INSERT INTO parts (image, part_id, position, index, box, score, thumbnail, class
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 """
 _OF_CONTENT = "FROM images WHERE image_id = $1 AND content_hash = $2"
-_DELETE_SAME = f"DELETE {_OF_CONTENT} AND states = $3 RETURNING path, metadata, group_id, added_at"
 _REGISTERED = "number IN (SELECT image FROM parts WHERE name = $1)"
 
 
@@ -59,9 +58,10 @@ class Images(Vectors):
         """
 
         async def write(connection: Connection, known: Sequence[Table]) -> Added:
-            old = completes and await connection.fetchrow(_DELETE_SAME, image.image_id, image.content_hash, completes)
-            if not old:
+            old = completes and await connection.fetchrow(f"SELECT * {_OF_CONTENT}", image.image_id, image.content_hash)
+            if not old or await _states(connection, old) != completes:
                 return await _add(connection, known, image, skip_duplicates=skip_duplicates, near=near)
+            await connection.execute("DELETE FROM images WHERE number = $1", old["number"])
             image.path, image.metadata = image.path or old["path"], image.metadata or old["metadata"]
             near_now = None if old["group_id"] else near
             added = await _add(connection, known, image, skip_duplicates=False, near=near_now, old=old)
@@ -156,7 +156,7 @@ class Images(Vectors):
             if (twin := await _find_content(connection, content_hash, image_id, others=others)) is None:
                 return None
             row = await connection.fetchrow("SELECT number, states FROM images WHERE image_id = $1", twin.image_id)
-            return Known(twin, row["states"], await lacking_of(connection, row["number"]))
+            return Known(twin, await _states(connection, row), await lacking_of(connection, row["number"]))
 
     async def rename(self, tenant: str, content_hash: bytes, image_id: str, new_id: str) -> None:
         """Give an image of this content another id, in place of the image that has it; do nothing if it is not there any more."""
@@ -196,13 +196,11 @@ class Images(Vectors):
             vector = table and await connection.fetchval(
                 f"SELECT vector::vector FROM vectors_{table.number} WHERE image = $1 AND part IS NULL", row["number"]
             )
-            indexed = await _count(connection, row["number"])
-            for family, part in PART_OF.items():  # an image whose vectors are lost is left out
-                if (searched := await active(connection, family)) and "model" in (row["states"] or {}).get(part, {}):
-                    row["states"][part]["model"] = searched.model
+            indexed, states = await _count(connection, row["number"]), await _states(connection, row)
         return record(
             StoredImage,
             row,
+            states=states,
             indexed_in=list(indexed),
             full_text="\n".join(line["text"] for line in row["lines"]),
             objects=[record(ObjectPart, part) for part in parts if part["landmarks"] is None],
@@ -304,6 +302,18 @@ async def _find(connection: Connection, image_id: str) -> Any:  # noqa: ANN401 -
     if row is None:
         raise UnknownRecord("There is no such image")
     return row
+
+
+async def _states(connection: Connection, row: Any) -> States | None:  # noqa: ANN401 - asyncpg's record of an image
+    # Vectors that are searched may be those of a model that came later, or were lost then.
+    states: dict[str, dict[str, str]] = row["states"] or {}
+    for family, part in PART_OF.items():
+        own, table = states.get(part, {}), await active(connection, family)
+        if table and own.get("state") == "there" and own.get("model", table.model) != table.model:
+            query = f"SELECT EXISTS (SELECT FROM vectors_{table.number} WHERE image = $1)"
+            lost = {"state": "left_out", "why": f"its vectors were lost when the model was changed to {table.model}"}
+            states[part] = own | {"model": table.model} if await connection.fetchval(query, row["number"]) else lost
+    return row["states"] and states
 
 
 async def _find_content(

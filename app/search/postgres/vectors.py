@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from app.errors import InvalidParameter, SearchUnavailable
-from app.search.engine import FAMILY, PART_OF, Family, ModelsInUse, Page, Vector, VectorIndex
+from app.search.engine import FAMILY, Family, ModelsInUse, Page, Vector, VectorIndex
 from app.search.postgres.connection import VECTORS_LOCK, Connection, Database, lock
 from app.search.postgres.migrations import refuse_damage
 from app.search.postgres.values import check_vector
 
-_MAX_DIMENSIONS = 4000
-"""HNSW indexes of pgvector go up to this with half precision, up to the half of it with single precision."""
+_MAX_DIMENSIONS, _MAX_SINGLE = 4000, 1000
+"""HNSW indexes of pgvector go up to this with half precision. Single precision is for vectors of which two fit into a page."""
 
 _TABLE = """
 CREATE TABLE vectors_{n} (
@@ -39,12 +39,6 @@ SELECT $1, $2, $3, metadata, added_at, $4, $5 FROM images WHERE number = $1
 ON CONFLICT DO NOTHING
 """
 
-_RANGE = "number > $1 AND number <= $2"
-_LEAVE_OUT = """
-UPDATE images SET states = coalesce(states, '{}') || jsonb_build_object($2::text,
-    jsonb_build_object('state', 'left_out', 'why', 'its vectors were lost when the model was changed to ' || $3::text))
-WHERE number = ANY ($1)
-"""
 _SHORTLY = "SET LOCAL lock_timeout = '1s'"
 _COUNT_SECONDS, _MAX_NUMBER = 600, 2**63 - 1
 
@@ -127,22 +121,20 @@ class Vectors(Database):
                 "SELECT pg_advisory_xact_lock_shared($1), set_config('statement_timeout', '0', true)", VECTORS_LOCK
             )
             counted = await by_state(connection, family)
-            lost = await _images_lacking(connection, counted, _RANGE, 0, last)
-            if await _images_lacking(connection, counted, _RANGE, last, newest):
+            lost = await _count_lacking(connection, counted, 0, last)
+            if await _count_lacking(connection, counted, last, newest):
                 return None
-        if len(lost) <= may_lose:
+        if lost <= may_lose:
             async with self._alone() as connection:
                 known = await by_state(connection, family)
                 if "next" not in known:
-                    return len(lost)
+                    return lost
                 is_same = {table.number for table in known.values()} == {table.number for table in counted.values()}
-                if not is_same or await _images_lacking(connection, known, _RANGE, newest, _MAX_NUMBER):
+                if not is_same or await _count_lacking(connection, known, newest, _MAX_NUMBER):
                     return None
-                lost = await _images_lacking(connection, known, "image = ANY ($1)", lost)
-                await connection.execute(_LEAVE_OUT, lost, PART_OF[family], known["next"].model)
                 await delete_model(connection, family, "active")
                 await connection.execute("UPDATE models SET state = 'active' WHERE number = $1", known["next"].number)
-        return len(lost)
+        return lost
 
     async def drop_unused(self) -> None:
         """Drop the tables of vectors that are not searched any more; raise SearchUnavailable if a backup, for one, reads them."""
@@ -207,7 +199,7 @@ async def begin(connection: Connection, family: Family, model: str, dimensions: 
         "INSERT INTO models (family, model, dimensions, state) VALUES ($1, $2, $3, $4) RETURNING number",
         *(family, model, dimensions, "next" if known else "active"),
     )
-    kind = "vector" if 2 * dimensions <= _MAX_DIMENSIONS else "halfvec"
+    kind = "vector" if dimensions <= _MAX_SINGLE else "halfvec"
     indexes = "".join(_HNSW.format(n=number, index=name, type=kind) for name in FAMILY if FAMILY[name] == family)
     await connection.execute(_TABLE.format(n=number, type=kind, dimensions=dimensions) + indexes)
 
@@ -218,9 +210,9 @@ async def delete_model(connection: Connection, family: Family, state: str) -> bo
     return bool(await connection.fetchval(f"{query} INSERT INTO unused SELECT number FROM old RETURNING true", family, state))
 
 
-def _lacking(known: Mapping[str, Table], where: str = _RANGE) -> str:
-    # Images and parts of such vectors that have none of the next model.
-    some = f"FROM vectors_{known['active'].number} WHERE {where}"
+def _lacking(known: Mapping[str, Table]) -> str:
+    # Images and parts of vectors after $1 and up to $2 that have none of the next model.
+    some = f"FROM vectors_{known['active'].number} WHERE number > $1 AND number <= $2"
     others = f"FROM vectors_{known['next'].number} WHERE image IN (SELECT image {some})"
     return f"SELECT image, part {some} EXCEPT SELECT image, part {others}"
 
@@ -236,9 +228,9 @@ async def lacking_of(connection: Connection, image: int) -> Mapping[Family, str]
     return found
 
 
-async def _images_lacking(connection: Connection, known: Mapping[str, Table], where: str, *values: object) -> Sequence[int]:
-    query = f"SELECT DISTINCT image FROM ({_lacking(known, where)}) lacking"
-    return [row[0] for row in await connection.fetch(query, *values, timeout=_COUNT_SECONDS)] if "next" in known else []
+async def _count_lacking(connection: Connection, known: Mapping[str, Table], after: int, last: int) -> int:
+    query = f"SELECT count(DISTINCT image) FROM ({_lacking(known)}) lacking"
+    return await connection.fetchval(query, after, last, timeout=_COUNT_SECONDS) if "next" in known else 0
 
 
 async def tables(connection: Connection) -> Sequence[Table]:
