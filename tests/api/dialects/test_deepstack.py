@@ -183,12 +183,9 @@ async def test_page_erases_a_person(searched: Searched) -> None:
     """By the commands of docs/how-to/search.md: by her name, and by a picture what has come since."""
     engine, client = searched
     parser = ArgumentParser()
-    for option, given in {
-        "-s": {"action": "store_true"},
-        "-X": {"default": "POST"},
-        "-F": {"action": "append", "default": []},
-    }.items():
-        parser.add_argument(option, **given)
+    parser.add_argument("-s", action="store_true")
+    parser.add_argument("-X", default="POST")
+    parser.add_argument("-F", action="append", default=[])
     parser.add_argument("url")
     page = (ROOT / "docs/how-to/search.md").read_text()
     by_name, by_picture, by_id = page.partition("### Erase a person")[2].split("```")[1].splitlines()[1:]
