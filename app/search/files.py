@@ -65,7 +65,8 @@ class Files:
     async def has_moved(self, path: str | None, content: bytes) -> bool:
         """Return whether a file in the folders is not at its path any more, because there is none, or one of other content."""
         with suppress(SearchUnavailable, OSError):
-            return path is not None and self._root(path) is not None and await self.read(path) != content
+            if path is not None and self._root(path) is not None:  # read once: a caller waits
+                return await self._in_thread(partial(self._read, path), path) != content
         return False
 
     async def list(self, directory: Path, *, recursive: bool) -> Listing:
