@@ -148,21 +148,18 @@ def test_size_is_the_fixed_one_or_the_users_or_the_exporters() -> None:
         assert recognize(network, Options(size=said, labels=("a",))).recipe.size == fixed
 
 
-@pytest.mark.parametrize(
-    ("size", "metadata", "shapes"),
-    [
-        (("width", "height"), {}, ((256, 160), (160, 256), (256, 192), (192, 256))),
-        (("width", "height"), {"stride": 64}, ((256, 192), (192, 256))),
-        (("width", "height"), {"imgsz": [128, 256]}, ()),
-        (("width", "height"), {"author": "Megvii"}, ()),
-        (("width", 256), {}, ()),
-    ],
-)
-def test_squares_of_ultralytics_whose_sides_are_dynamic_have_rectangles(
-    size: tuple[int | str, int | str], metadata: dict[str, Any], shapes: tuple[tuple[int, int], ...]
-) -> None:
-    network = exported(one(300, 6), size, **{**ULTRALYTICS, "names": names(2), "args": {"nms": True}, **metadata})
-    assert recognize(network, Options()).recipe.shapes == shapes
+def test_squares_of_ultralytics_whose_sides_are_dynamic_have_rectangles() -> None:
+    upright, dynamic = ((256, 192), (192, 256)), {"width": "width", "author": "Ultralytics", "stride": 32}
+    for differing, shapes in (
+        ({}, ((256, 160), (160, 256), *upright)),
+        ({"stride": 64}, upright),
+        ({"imgsz": [128, 256]}, ()),
+        ({"author": "Megvii"}, ()),
+        ({"width": 256}, ()),
+    ):
+        given: dict[str, Any] = {**ULTRALYTICS, "names": names(2), "args": {"nms": True}, **dynamic, **differing}
+        network = exported(one(300, 6), (given.pop("width"), "height"), **given)
+        assert recognize(network, Options()).recipe.shapes == shapes
 
 
 def test_versions_have_rectangles_if_all_can_have_them(repository: Repository) -> None:
@@ -181,12 +178,6 @@ def test_versions_have_rectangles_if_all_can_have_them(repository: Repository) -
         adding.added(network, repository)
         embedded, production = (adding.spec_of(repository, is_embedded=each) for each in (True, False))
         assert (len(embedded.shapes), production.shapes, production.image_shape) == (4 * (version == 1), (), (256, 256, 3))
-        if embedded.shapes:
-            session = inference.open_session(repository.path / "doors" / "1" / "model.onnx")
-            counts = [
-                inference.run(session, {"image": np.full((1, y, x, 3), 255, np.uint8)})["num_dets"] for x, y in embedded.shapes
-            ]
-            assert min(counts) > 0
 
 
 @pytest.mark.parametrize(
