@@ -278,6 +278,7 @@ def deployment_of(settings: Settings) -> Deployment:
         is_beside(settings.search),
         settings.search_thumbnails,
         partial(device_of, settings),
+        0 if settings.socket else settings.port,
     )
 
 

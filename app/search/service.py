@@ -63,6 +63,11 @@ class Search(Describer):
         """Return why the database cannot be asked; None if it can."""
         return await self.database.why_unusable()
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the database took no images when `why_unusable` last asked it."""
+        return self.database.is_read_only
+
     async def ingest(  # noqa: PLR0913 - what is told of an image
         self,
         tenant: str,

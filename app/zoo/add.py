@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from app.cascade import catalog
+from app.host import archive, sandbox
 from app.host.packages import verify_sha256
 from app.host.program import CommandError, NotChecked, NotPossible, first_line
 from app.imaging.photos import PHOTOS
@@ -23,13 +24,13 @@ from app.model.spec import ModelSpec, from_triton_config
 from app.telemetry.logging import say
 from app.triton.config_file import read_config_file
 from app.triton.repository import CONFIG_NAME, last_versions
-from app.zoo import check, configs, sandbox
+from app.zoo import check, configs
 from app.zoo.build import MIN_F1, build, extract, say_why_fp32, strip_floor, write_half
 from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import download, fetch_url
 from app.zoo.inference import interruptible, open_session, run
 from app.zoo.recipe import PIXELS, DetectionRecipe, ObbRecipe, SegmentationRecipe, TextRecognitionRecipe
-from app.zoo.recognize import IMAGENET, Options, Recognized, read_hints, recognize
+from app.zoo.recognize import IMAGENET, MAX_MODEL_BYTES, Options, Recognized, read_hints, recognize
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import NETWORK, PREVIOUS, Repository
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
-_JOIN = "where both are: python -c \"import onnx; onnx.save(onnx.load('NAME.onnx'), 'whole.onnx')\""
+_PACK = "add a zip that has the network and its weights in one folder"
 # Production's largest batch of masks and oriented boxes: the gateway's event loop copies the prototypes of all images at once, and
 # a million pairs of oriented candidates may be compared for each image.
 _HEAVY_BATCH = 8
@@ -113,7 +114,7 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
 @interruptible()
 def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
     # Into `scratch`. The reference names the version, unless an old version has the same network.
-    content = _read(file, request)
+    content = _read(file, request, scratch)
     recognized = _recognize(content, file, request, old)
     without_floor, batch = _compose(content, recognized, request.title)
     name, _ = split_reference(reference)
@@ -181,7 +182,7 @@ def _find(request: Request, scratch: Path) -> Path:
     return files[0]
 
 
-def _read(file: Path, request: Request) -> bytes:
+def _read(file: Path, request: Request, scratch: Path) -> bytes:
     title = request.title
     try:
         import onnx  # noqa: PLC0415 - heavy, and not installed if only the API runs
@@ -191,6 +192,8 @@ def _read(file: Path, request: Request) -> bytes:
     except ImportError as error:
         raise NotPossible("onnx and onnxruntime are not installed; use ./just, or install nereid-gateway[models]") from error
     try:
+        if not request.published and archive.is_zip(file):
+            file = archive.unpack(file, scratch / "unpacked", ".onnx", missing_weights, MAX_MODEL_BYTES)
         network = load_network(file, request.published.recipe.architecture if request.published else None)
         onnx.checker.check_model(network)
         weights = {tensor.name for tensor in network.graph.initializer}
@@ -202,9 +205,13 @@ def _read(file: Path, request: Request) -> bytes:
         raise CommandError(f"{error.filename or title} cannot be read: {error.strerror or error}") from error
     except MemoryError:
         raise
+    except CommandError as error:
+        raise CommandError(f"{title}: {error}") from error
     except Exception as error:  # onnx has its own exception for every kind of broken file
         if names := missing_weights(file):
-            raise CommandError(f"{title} has its weights in {_printable(', '.join(names))}, not beside it; {_JOIN}") from error
+            where = _printable(", ".join(names))[:_MAX_TEXT]
+            advice = _PACK if file.is_relative_to(scratch) else f"put it there, or {_PACK}"
+            raise CommandError(f"{title} has its weights in {where}, not beside it: {advice}") from error
         raise CommandError(f"{title} is not a complete ONNX network: {first_line(error)}; {_EXPORT}") from error
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors_in(network)):  # which ONNX Runtime would read
         raise CommandError(f"{title} has weights in other files where onnx does not expect them; {_EXPORT}")

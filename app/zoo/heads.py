@@ -15,6 +15,7 @@ from app.zoo.recipe import (
     ANCHORS_OF_SAMPLE,
     DETECTIONS,
     FRACTIONS,
+    MULTI_CLASS,
     PIXELS,
     RAW_HEADS,
     ClassificationRecipe,
@@ -77,7 +78,7 @@ def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe
     least = min([rows, *(rows * x * y // (recipe.size[0] * recipe.size[1]) for x, y in recipe.shapes if head in RAW_HEADS)])
     # Each pair of oriented candidates is compared.
     candidates = min(MAX_CANDIDATES if is_obb else _MAX_PAIRS, least * count) if recipe.multi_label else min(MAX_CANDIDATES, least)
-    limit = min(MAX_DETECTIONS, rows * count if head == "rfdetr" else candidates)
+    limit = min(MAX_DETECTIONS, rows * count if head in MULTI_CLASS else candidates)
     if head in RAW_HEADS:
         cells = _decode_cells(graph, shapes[0], recipe, count)
         boxes, kept, label, place = _pick(cells, recipe, (rows, count), candidates, limit)
@@ -165,7 +166,7 @@ def _decode_rows(
     graph: Graph, recipe: DetectionRecipe, counts: tuple[int, int], limit: int
 ) -> tuple[Value, Value, Value, Value | None]:
     # Boxes (batch, rows, 4), scores and classes (batch, rows), features (batch, features, rows). A row of several scores counts
-    # only for its best class, as in the detectors' own post-processing, except that of `rfdetr`. Counts: rows, classes.
+    # only for its best class, as in the detectors' own post-processing, except in `MULTI_CLASS`. Counts: rows, classes.
     rows, classes = counts
     if recipe.head == "dfine":
         label = graph.input("label", "rows", kind="INT64")
@@ -175,9 +176,12 @@ def _decode_rows(
         score, label = graph.input("score", "rows"), graph.input("label", "rows", kind="INT64")
         is_valid = graph.constant(np.arange(rows)[None]).op("Less", count)
         return boxes, is_valid.op("Where", score, 0.0), label, None
-    if recipe.head == "rfdetr":
+    if recipe.head in {"detr", *MULTI_CLASS}:
         boxes = _to_corners(*graph.input("dets", "rows", 4).swap().split(2, 2)).swap()
-        used = graph.input("labels", "rows", "channels").op("Slice", [0], [classes], [2])
+        logits = graph.input("labels", "rows", "channels")
+        used = (logits.op("Softmax", axis=2) if recipe.head == "detr" else logits).op("Slice", [0], [classes], [2])
+        if recipe.head == "detr":
+            return boxes, used.op("ReduceMax", axes=[2], keepdims=0), used.op("ArgMax", axis=2, keepdims=0), None
         logit, position = used.op("Reshape", [0, -1]).top(limit)
         query = (position // classes).op("Unsqueeze", [2]).op("Tile", [1, 1, 4])
         return boxes.take(query), logit.op("Sigmoid"), position % classes, None

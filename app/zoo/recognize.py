@@ -26,6 +26,8 @@ from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, FeatureHeadName, N
 if TYPE_CHECKING:
     import onnx
 
+MAX_MODEL_BYTES = 2047 << 20
+"""The most that a file of protobuf, such as ONNX, may have."""
 _LISTS = (".txt", ".yaml", ".yml", ".json", ".names")
 _HINTS = ("author", "stride", "task", "names", "imgsz", "kpt_shape", "kpt_names")
 _SINGLE = ("yolo", "yolov5", "yolox", "deepstream", "end_to_end", "rtdetr", "rtdetr_topk")
@@ -40,8 +42,9 @@ _OTHERS = {"iou": OTHERS_IOU}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "yolox": {"channels": "BGR", "scale": 1.0, "placement": "top_left", **_OTHERS},
     **dict.fromkeys(("yolov5", "deepstream"), _OTHERS),
-    **dict.fromkeys(("rtdetr", "rtdetr_topk", "dfine"), _STRETCH),
+    **dict.fromkeys(("rtdetr", "rtdetr_topk", "dfine", "detr_sigmoid"), _STRETCH),
     "rfdetr": {**_STRETCH, **IMAGENET},
+    "detr": {"placement": "top_left", **IMAGENET},
     **dict.fromkeys(("logits", "probabilities"), _CLASSIFIER),
 }
 _OWN = "; the page `Serve a model with a config of your own` of the documentation tells what else Triton can serve"
@@ -312,7 +315,7 @@ def _fit_heads(  # noqa: PLR0913, PLR0917 - what tells heads apart
             for head, names in TENSORS.items():
                 if shapes.keys() == {*names} and (count := measure([shapes[name] for name in names], head, size)):
                     # Without an unused column if the numbers of the classes begin with 1, as those of COCO do.
-                    fits[head] = (count[1], count[1] + 1) if count[1] else ()
+                    fits[head] = (count[1], count[1] + 1) if head == "rfdetr" else (count[1],) if count[1] else ()
     return fits
 
 

@@ -16,6 +16,7 @@ from tests.processes import PATIENCE_SECONDS
 
 _PATH = "/predict/checksum?boxes=pixel"
 _MAX_PAUSE_SECONDS = 0.2
+_FAILURES = 20
 
 
 @asynccontextmanager
@@ -54,6 +55,8 @@ class Traffic:
     """Statuses of the answers without `Retry-After`."""
     wrong: list[str] = field(default_factory=list)
     """Answers that are those of another image."""
+    failures: list[str] = field(default_factory=list)
+    """Bodies of the first answers of 500 and above."""
     slowest: float = 0.0
     """Seconds of the slowest answer."""
 
@@ -88,6 +91,8 @@ class Traffic:
             (found,) = json.loads(answer.body)["detections"]
             if not checksum.is_box(found):
                 self.wrong.append(f"{found} for {checksum.box}")
+        elif answer.status >= 500 and len(self.failures) < _FAILURES:
+            self.failures.append(answer.body.decode(errors="replace"))
         if "retry-after" in answer.headers:
             await asyncio.sleep(_MAX_PAUSE_SECONDS)
         else:
@@ -99,6 +104,9 @@ class Traffic:
 async def traffic(url: str, clients: int = 8) -> AsyncIterator[Traffic]:
     """Let clients ask until the block ends; each answer must be that of its own image."""
     counted = Traffic(url)
-    async with meanwhile(*(counted.run_client(seed) for seed in range(clients))):
-        yield counted
+    try:
+        async with meanwhile(*(counted.run_client(seed) for seed in range(clients))):
+            yield counted
+    finally:
+        print(*counted.failures, sep="\n")  # noqa: T201 - shown with a test that fails
     assert counted.wrong == []

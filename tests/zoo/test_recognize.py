@@ -39,7 +39,6 @@ def one(*shape: int) -> Shapes:
 @pytest.mark.parametrize(
     ("outputs", "metadata", "head"),
     [
-        (one(7, ANCHORS), {"names": names(3)}, "yolo"),
         (one(3 * ANCHORS, 8), {"names": names(3), "stride": 32}, "yolov5"),
         (one(1360, 8), {"names": names(3)}, "yolov5"),
         (one(300, 6), {"names": names(80)}, "end_to_end"),
@@ -71,7 +70,12 @@ def said(rows: NDArray[Any], **metadata: Any) -> onnx.ModelProto:  # noqa: ANN40
     return exported({"output0": rows}, WIDE, **{"names": names(3), **metadata})
 
 
+def detr(count: int, head: str = "detr") -> onnx.ModelProto:
+    return exported(head_tensors(head), WIDE, names=names(count))
+
+
 YOLO, DECODED = table("yolo"), table("yolov5")[:672]
+OBJECTS = DECODED[:, [0, 1, 2, 3, 5, 4, 6, 7]]
 FEW: dict[str, Any] = {**ULTRALYTICS, "names": names(2)}
 ROUNDED, LOGITS = (np.vstack([YOLO[:4], YOLO[4:] - less]) for less in (0.004, 9))
 CHOSEN = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.0, 2.0, 3.0), "resize": "stretch", "iou": 0.4}
@@ -92,6 +96,7 @@ CHOSEN = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.
         (said(table("rtdetr_topk"), **FEW), {}, {"head": "rtdetr_topk"}),
         (said(table("rtdetr")), {"head": "rtdetr"}, {"head": "rtdetr", "resize": "stretch"}),
         (said(table("end_to_end", (1, 1)), **FEW), {}, {"head": "end_to_end", "box_units": "normalized"}),
+        (detr(3), {}, {"head": "detr", "resize": "letterbox", "placement": "top_left", **IMAGENET}),
     ],
 )
 def test_rows_for_a_picture_tell_what_shapes_do_not(
@@ -244,7 +249,8 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
         (exported(one(ANCHORS, 8), names=names(3)), {}, f"{ASKED}yolov5 or --head yolox$"),
         (said(DECODED, names=names(4)), {}, f"{ASKED}yolo or --head yolov5$"),  # or YOLOv8, transposed
-        (said(table("yolov5"), names=names(4)), {}, "has 3 classes, not 4: say"),
+        (said(OBJECTS, names=names(4)), {}, "has 3 classes, not 4: say"),
+        (said(OBJECTS.T, names=names(4)), {}, "its first score is an objectness, and not that of a class"),
         (said(table("yolov5")[:, :6], names=names(2)), {}, "has 1 class, not 2: say"),
         (exported(one(300, 6), **FEW), {}, f"{ASKED}end_to_end or --head rtdetr or --head rtdetr_topk$"),
         (exported(one(300, 7), names=names(3)), {}, f"{ASKED}rtdetr$"),  # or oriented boxes
@@ -260,6 +266,8 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (said(table("rtdetr", WIDE)), {"head": "rtdetr"}, "its boxes are no fractions of the input"),
         (said(table("yolo", (1, 1))), {"box_units": "pixels"}, "has boxes in fractions of the input: leave out --box-units"),
         (said(np.vstack([table("yolo", (1, 1)), YOLO[:1]]), task="obb"), {}, "as only detectors may have; export it with boxes in"),
+        (detr(4), {}, "has 3 classes, not 4: say"),
+        (detr(4), {"head": "detr_sigmoid"}, "its last column is that of no object"),
         (ninety_one(9), {}, "with 91 names, of which one is N/A"),
         (
             parse(NETWORKS["text_detection"]),

@@ -82,6 +82,12 @@ class Vectors(Database):
             known = await by_state(connection, family)
         return ModelsInUse(*(known[state].model if state in known else None for state in ("active", "next")))
 
+    async def is_read_only(self) -> bool:
+        """Return whether nothing can be added, although the tables can be read, as in a replica."""
+        async with self.connected() as connection:
+            await by_state(connection, "image")
+            return bool(await connection.fetchval("SELECT current_setting('transaction_read_only')::boolean"))
+
     async def begin_model(self, family: Family, model: str, dimensions: int) -> None:
         """Keep vectors of another model beside those of the active one; raise InvalidParameter for a third one, or IndexRefused."""
         async with self.as_owner() as connection:

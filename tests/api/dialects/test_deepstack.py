@@ -79,6 +79,7 @@ async def test_models_in_the_path_are_listed(server: httpx.AsyncClient) -> None:
     assert "yolo_head" in {*json(await server.post("/v1/vision/custom/list"))["models"]} - {"efficientnet_lite0"}
     assert json(await server.post("/v1/vision/custom/yolo_head", **FORM))["count"] == 2
     assert json(await server.get("/v1/status/updateavailable"))["updateAvailable"] is False
+    assert json(await server.get("/v1/server/status/ping"))["version"]["major"] == 0
     assert not json(await server.post("/v1/vision/custom/nothing-like-it", **FORM), 404)["success"]
 
 
