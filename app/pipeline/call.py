@@ -237,9 +237,11 @@ def _read_detections(
     if isinstance(head, PoseHead) and found.features is not None:
         return detections._replace(keypoints=read_keypoints(found.features, len(head.keypoint_names), transform))
     if decoded.prototypes is not None and options.masks != "none":
-        from app.segmentation.masks import make_masks  # noqa: PLC0415 - OpenCV, without which `doctor` must start
+        from app.imaging.fit import canvas_size, fit_for  # noqa: PLC0415 - OpenCV, without which `doctor` must start
+        from app.segmentation.masks import make_masks  # noqa: PLC0415 - as above
 
-        masks = make_masks(spec.name, found, decoded.prototypes, spec.input_size, transform, options.masks, deadline)
+        size = canvas_size(fit_for(spec), transform)
+        masks = make_masks(spec.name, found, decoded.prototypes, size, transform, options.masks, deadline)
         return detections._replace(masks=masks)
     return detections
 

@@ -69,6 +69,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     task_models: str = ""
     """Default models of tasks, instead of `yolo11n-seg`, `yolo11n-pose`, `yolo11n-obb`, `efficientnet_lite0`, `ocr_detection`,
     `ocr_recognition` and `embedding`: `segmentation=parts,classification=mine`."""
+    shapes: Literal["rectangles", "square"] = "rectangles"
+    """Input of the models whose config lists `shapes`: the smallest of these that holds the image, or always the square. `GET
+    /models/NAME` tells those in use."""
     faces: bool = False
     """Whether `/faces/detect`, `/faces/recognize`, `/faces/verify` and the faces of `/analyze` are on. Vectors that tell whose a
     face is are biometric data, whose processing the law restricts in many places (in the EU: GDPR, article 9; AI Act)."""

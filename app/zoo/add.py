@@ -23,7 +23,7 @@ from app.model.reference import refer_to, split_reference
 from app.model.spec import ModelSpec, from_triton_config
 from app.telemetry.logging import say
 from app.triton.config_file import read_config_file
-from app.triton.repository import last_versions
+from app.triton.repository import CONFIG_NAME, last_versions
 from app.zoo import check, configs
 from app.zoo.build import MIN_F1, build, extract, say_why_fp32, strip_floor, write_half
 from app.zoo.description import LABELS, Description, Serving, read_labels
@@ -232,7 +232,9 @@ def _recognize(content: bytes, file: Path, request: Request, old: Description | 
     match found.recipe, old and old.recipe:
         case DetectionRecipe(), DetectionRecipe(iou=iou) if options.iou is None:  # defaults of heads differ, and may change
             found = found._replace(recipe=msgspec.structs.replace(found.recipe, iou=iou))
-    return found._replace(recipe=request.published.recipe) if request.published else found
+    recipe = request.published.recipe if request.published else found.recipe
+    shapes = recipe.shapes if old is None or old.recipe.shapes == recipe.shapes else ()  # all versions share a config
+    return found._replace(recipe=msgspec.structs.replace(recipe, shapes=shapes))
 
 
 def _compose(content: bytes, recognized: Recognized, title: str) -> "tuple[InferenceSession, int | None]":
@@ -315,17 +317,17 @@ def _describe(  # noqa: PLR0913, PLR0917 - what is known of the network, and of 
 def spec_of(name: str, new: Description, scratch: Path) -> ModelSpec:
     """Return the spec that the gateway will derive from the generated config; for a model of files, that of its pixels."""
     path, new = scratch / "config.pbtxt", msgspec.structs.replace(new, pixel_model=None)
-    path.write_text(configs.generate(name, new)[Path("config.pbtxt")], encoding="utf-8")
+    path.write_text(configs.generate(name, new)[Path("configs", f"{CONFIG_NAME}.pbtxt")], encoding="utf-8")
     return from_triton_config(read_config_file(path), str(new.default_version))
 
 
 def _run(model: Path, new: Description, spec: ModelSpec, title: str) -> Golden:
     # On a blank image, as the embedded Triton runs it when it loads it, and on several at once if it may get them.
-    width, height = new.recipe.size
     try:
         session = open_session(model)
-        for images in {1, min(_BATCH, new.production.max_batch)}:
-            run(session, {"image": np.zeros((images, height, width, 3), np.uint8)})
+        for width, height in (new.recipe.size, *new.recipe.shapes):
+            for images in {1, min(_BATCH, new.production.max_batch)}:
+                run(session, {"image": np.zeros((images, height, width, 3), np.uint8)})
         return check.golden(session, spec)
     except MemoryError:
         raise
@@ -390,7 +392,7 @@ def _summary(reference: str, new: Description, report: check.Report, *, is_singl
     pixels = f"{recipe.channels} / {recipe.scale:g}{' with mean and std' if any(recipe.mean) else ''}"
     alone = ", one image at a time (export with dynamic=True for batches)" if is_single else ""
     return (
-        f"{reference}: {recipe.task}, {classes}, {width} x {height}, {pixels}, "
+        f"{reference}: {recipe.task}, {classes}, {width} x {height}{' and rectangles' * bool(recipe.shapes)}, {pixels}, "
         f"{report.milliseconds:.0f} ms here, licence {new.licence}{alone}"
     )
 

@@ -66,8 +66,7 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
 
 def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int | None) -> list[Value]:
     # The results are in the order of `DETECTIONS`, the outputs of the recipe and its sample.
-    head, features = recipe.head, recipe.features
-    is_obb = isinstance(recipe, ObbRecipe)
+    head, features, is_obb = recipe.head, recipe.features, isinstance(recipe, ObbRecipe)
     found = measure(shapes[:1] if features else shapes, head, recipe.size, features)
     if found is None:
         raise ValueError(f"the output {_text(shapes)} is not a {head} head for {recipe.size[0]} x {recipe.size[1]} pixels")
@@ -76,14 +75,15 @@ def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe
         count += 1
     if head == "deepstream":
         count = classes or 1
+    least = min([rows, *(rows * x * y // (recipe.size[0] * recipe.size[1]) for x, y in recipe.shapes if head in RAW_HEADS)])
     # Each pair of oriented candidates is compared.
-    candidates = min(MAX_CANDIDATES if is_obb else _MAX_PAIRS, rows * count) if recipe.multi_label else min(MAX_CANDIDATES, rows)
+    candidates = min(MAX_CANDIDATES if is_obb else _MAX_PAIRS, least * count) if recipe.multi_label else min(MAX_CANDIDATES, least)
     limit = min(MAX_DETECTIONS, rows * count if head in MULTI_CLASS else candidates)
     if head in RAW_HEADS:
         cells = _decode_cells(graph, shapes[0], recipe, count)
         boxes, kept, label, place = _pick(cells, recipe, (rows, count), candidates, limit)
         columns, spread = cells.features, np.linspace(0, rows - 1, ANCHORS_OF_SAMPLE).astype(np.int64)
-        sizes = cells.size.op("Gather", spread, axis=2).op("Reshape", [0, -1])
+        sizes = cells.size.op("Gather", np.where(spread < rows / 2, spread, spread - rows), axis=2).op("Reshape", [0, -1])
         sample = sizes.op("Concat", cells.size.op("ReduceMean", axes=[2], keepdims=0), axis=1)
     else:
         boxes, score, label, columns = _decode_rows(graph, recipe, (rows, count), limit)
@@ -116,7 +116,7 @@ def _pick(
     cells: "_Cells", recipe: DetectionRecipe, counts: tuple[int, int], candidates: int, limit: int
 ) -> tuple[Value, Value, Value, Value]:
     # Boxes (batch, n, 4), scores, 0 if suppressed, classes and anchors (batch, n) of the best candidates. Counts: anchors, classes.
-    anchors, classes = counts
+    anchors, classes = cells.scores.op("Shape", start=2, end=3) if recipe.shapes else counts[0], counts[1]
     # The number of candidates is limited before the NMS to bound its cost.
     if recipe.multi_label:
         score, pair = cells.scores.op("Reshape", [0, -1]).top(candidates)

@@ -75,18 +75,19 @@ class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """For each channel, in the order of `channels`: each byte, after division by `scale`, becomes (value - mean) / std."""
     std: tuple[_Divisor, _Divisor, _Divisor] = (1.0, 1.0, 1.0)
     resize: Resize = "letterbox"
-    """How images are fitted to the input, outside of the model; this and the fields up to `widths` as in a model's config."""
+    """How images are fitted to the input, outside of the model; this and the fields up to `shapes` as in a model's config."""
     placement: Placement = "center"
     crop: Annotated[float, Meta(gt=0, le=1)] | None = None
     interpolation: Interpolation = "bilinear"
     pad: Annotated[int, Meta(ge=0, le=255)] | None = None
     widths: tuple[_Side, ...] | None = None
+    shapes: tuple[tuple[_Side, _Side], ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, int]:
         """Height and width of the model's input, -1 where it follows the image's size."""
         width, height = self.size
-        if self.resize == "text":
+        if self.resize == "text" or self.shapes:
             return -1, -1
         return height, (-1 if len(self.widths or ()) > 1 else width)
 
@@ -163,7 +164,8 @@ class SegmentationRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="segmen
     def outputs(self) -> Outputs:
         """Coefficients and prototypes."""
         # FP16 halves the bytes on the way to the gateway.
-        return {"det_masks": ("FP32", (MAX_DETECTIONS, self.prototypes[0])), "prototypes": ("FP16", self.prototypes)}
+        planes = (self.prototypes[0], -1, -1) if self.shapes else self.prototypes
+        return {"det_masks": ("FP32", (MAX_DETECTIONS, self.prototypes[0])), "prototypes": ("FP16", planes)}
 
 
 class PoseRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="pose"):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 MAX_MODEL_BYTES = 2047 << 20
 """The most that a file of protobuf, such as ONNX, may have."""
 _LISTS = (".txt", ".yaml", ".yml", ".json", ".names")
-_HINTS = ("task", "names", "imgsz", "kpt_shape", "kpt_names")
+_HINTS = ("author", "stride", "task", "names", "imgsz", "kpt_shape", "kpt_names")
 _SINGLE = ("yolo", "yolov5", "yolox", "deepstream", "end_to_end", "rtdetr", "rtdetr_topk")
 _MAX_QUERIES = 1000
 # The largest id of a class of COCO, whose ids begin with 1.
@@ -160,6 +161,9 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     defaults = {"resize": "center_crop", "crop": 1.0} if hints.is_ultralytics_classifier else _DEFAULTS.get(head, {})
     if not is_classifier:
         properties |= _told_by(known[head], options, features)
+    if head in get_args(FeatureHeadName) and "normalized" not in {options.box_units, properties.get("box_units")}:
+        with suppress(Unrecognized):  # a side is fixed somewhere
+            properties["shapes"] = [shape for shape in hints.rectangles(size) if output_shapes(session, shape)]
     recipe = _to_recipe(defaults, options, **properties, task="classification" if is_classifier else task, head=head, size=size)
     found = Recognized(recipe, labels, shapes, str(metadata.get("license", "")))
     match metadata:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from app.imaging.fit import canvas_size, fit_for
 from app.model.spec import ModelSpec
@@ -23,7 +23,7 @@ from tests.zoo.exported import WIDE, exported, head_tensors, parse
 ANCHORS = 1344
 """At 256 x 256 pixels; 1360 with a stride of 64."""
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-ULTRALYTICS = {"task": "detect", "stride": 32, "imgsz": [256, 256]}
+ULTRALYTICS = {"author": "Ultralytics", "task": "detect", "stride": 32, "imgsz": [256, 256]}
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -151,6 +151,38 @@ def test_size_is_the_fixed_one_or_the_users_or_the_exporters() -> None:
     for size, exporter, said in ((fixed, [640, 640], fixed), (variable, [128, 256], None), (variable, [640, 640], fixed)):
         network = exported(one(20, 6), size, symbolic=True, imgsz=exporter)
         assert recognize(network, Options(size=said, labels=("a",))).recipe.size == fixed
+
+
+def test_squares_of_ultralytics_whose_sides_are_dynamic_have_rectangles() -> None:
+    upright, dynamic = ((256, 192), (192, 256)), {"width": "width", "author": "Ultralytics", "stride": 32}
+    for differing, shapes in (
+        ({}, ((256, 160), (160, 256), *upright)),
+        ({"stride": 64}, upright),
+        ({"imgsz": [128, 256]}, ()),
+        ({"author": "Megvii"}, ()),
+        ({"width": 256}, ()),
+    ):
+        given: dict[str, Any] = {**ULTRALYTICS, "names": names(2), "args": {"nms": True}, **dynamic, **differing}
+        network = exported(one(300, 6), (given.pop("width"), "height"), **given)
+        assert recognize(network, Options()).recipe.shapes == shapes
+
+
+def test_versions_have_rectangles_if_all_can_have_them(repository: Repository) -> None:
+    """Of a network with an anchor for each cell; production has squares, because an engine is for one size."""
+    weights = np.array([[150, 0, 60], [0, 150, 80], [0, 0, 9], [6, 0, 0], [0.3, 0.2, 0.3], [0.1, 0.3, 0.1]], np.float32)
+    cells = [
+        f"p{side} = AveragePool <kernel_shape = [{side}, {side}], strides = [{side}, {side}]> (images)"
+        f"\n c{side} = Conv (p{side}, weights)\n r{side} = Reshape (c{side}, rows)"
+        for side in (8, 16, 32)
+    ]
+    for version, sides in enumerate(("height, width", "256, 256"), 1):
+        body = "\n".join(("rows = Constant <value_ints = [0, 6, -1]> ()", *cells, "output0 = Concat <axis = 2> (r8, r16, r32)"))
+        network = parse(f"network (float[batch, 3, {sides}] images) => (float[batch, 6, anchors] output0) {{ {body} }}")
+        network.graph.initializer.append(numpy_helper.from_array(weights[:, :, None, None], "weights"))
+        helper.set_model_props(network, {key: str(value) for key, value in {**ULTRALYTICS, "names": names(2)}.items()})
+        adding.added(network, repository)
+        embedded, production = (adding.spec_of(repository, is_embedded=each) for each in (True, False))
+        assert (len(embedded.shapes), production.shapes, production.image_shape) == (4 * (version == 1), (), (256, 256, 3))
 
 
 @pytest.mark.parametrize(
