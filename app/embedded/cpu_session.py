@@ -6,6 +6,7 @@ A session of ONNX Runtime has a fixed number of threads, so there are two, with 
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,8 @@ class CpuSession:
         if self._may_have_more:  # the first one, with which Triton warms up
             self._may_have_more = False
             if seconds >= _MIN_SECONDS:
-                self._fast_session = _open(self._file, self._max_threads)
+                with suppress(Exception):  # there is no memory for a second one
+                    self._fast_session = _open(self._file, self._max_threads)
         return outputs
 
 

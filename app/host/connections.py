@@ -23,7 +23,8 @@ async def end_silent(port: int, in_progress: Collection[str]) -> None:
     """In how many checks in a row each connection had no request and no answer, by inode."""
     while True:
         await asyncio.sleep(_CHECK_SECONDS)
-        checks = await asyncio.to_thread(_end_silent, port, set(in_progress), checks)
+        with suppress(OSError):  # there is no free file
+            checks = await asyncio.to_thread(_end_silent, port, in_progress, checks)
 
 
 def _end_silent(port: int, in_progress: Collection[str], before: Mapping[int, int]) -> dict[int, int]:
@@ -36,7 +37,7 @@ def _end_silent(port: int, in_progress: Collection[str], before: Mapping[int, in
             stack.callback(connection.detach)
             if not _is_unanswered(connection) or connection.getsockname()[1] != port:
                 continue
-            if str(connection.getpeername()[1]) not in in_progress:
+            if str(connection.getpeername()[1]) not in list(in_progress):  # which changes meanwhile
                 inode = os.fstat(descriptor).st_ino
                 checks[inode] = before.get(inode, 0) + 1
                 if checks[inode] >= _CHECKS:

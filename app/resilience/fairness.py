@@ -3,8 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from operator import itemgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -15,7 +14,6 @@ _FACTOR = 9
 # Client addresses are counted in so many groups, because they cannot be listed.
 _ADDRESS_GROUPS = 256
 Networks = tuple[IPv4Network | IPv6Network, ...]
-_UNIQUE_LOCAL = ip_network("fc00::/7")
 HIGH, NORMAL, LOW, SHADOW = range(4)
 """Priorities of callers, the first one first."""
 # An image of a batch counts as so many single images.
@@ -42,7 +40,6 @@ ANYBODY = Caller()
 """The caller of requests that belong to nobody, such as warm-ups, and of those whose address is unknown."""
 
 
-@lru_cache(4096)
 def caller_at(address: str, inside: Networks = ()) -> Caller:
     """Return the caller with a client address; `ANYBODY` for an empty address. `inside` as in `network_digest`."""
     return Caller(f"address group {network_digest(address, inside) % _ADDRESS_GROUPS}") if address else ANYBODY
@@ -51,13 +48,13 @@ def caller_at(address: str, inside: Networks = ()) -> Caller:
 def network_digest(address: str, inside: Networks = ()) -> int:
     """Return a hash, 56 bits, of what identifies a client: an IPv4 address, or the 64-bit prefix of an IPv6 address.
 
-    A unique local address counts as a whole, and one in the networks `inside`, in which the pods of a node share a /64 network.
+    An address in the networks `inside`, in which the pods of a node share a /64 network, counts as a whole.
     """
     network: object = address
     with suppress(ValueError):  # a name, or empty
         network = ip_address(address)
     if isinstance(network, IPv6Address):
-        is_inside = any(network in each for each in (_UNIQUE_LOCAL, *inside))
+        is_inside = any(network in each for each in inside)
         network = network.ipv4_mapped or (network if is_inside else int(network) >> 64)
     return int.from_bytes(hashlib.blake2b(str(network).encode(), digest_size=7).digest())
 

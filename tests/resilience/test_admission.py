@@ -131,7 +131,6 @@ def test_reservation_above_the_limit_is_rejected_unless_it_is_alone(table: Worke
         ("192.0.2.1", "192.0.2.1", 8),
         ("2001:db8::{}", "2001:db8::ffff:0", 8),  # a /64 network belongs to one customer
         ("192.0.2.{}", "192.0.2.99", 64),
-        ("fd00::{}", "fd00::99", 64),  # a /64 network belongs to all pods of a node
     ],
 )
 def test_anonymous_bodies_of_an_address_and_of_a_host_are_limited(open_table: OpenTable, one: str, same: str, room: int) -> None:

@@ -22,7 +22,7 @@ Pair = tuple[str, str | list[str]]
 Pairs = Sequence[Pair]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
-_LOST_SIGN = re.compile(r" (?=\d\d:\d\d$)")
+_LOST_SIGN = re.compile(r" (?=\d\d:?\d\d$)")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
 _IGNORED = {"shared_client", "max_workers", "defer_heavy_ops", "batch_size"}  # choices that OpenProcessor offers its clients
