@@ -167,8 +167,7 @@ def _find(request: Request, scratch: Path) -> Path:
     if source.startswith("https://"):
         return fetch_url(source, scratch / "network.onnx")
     if source == "-":
-        path = scratch / "network.onnx"
-        with path.open("wb") as file:
+        with (path := scratch / "network.onnx").open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
         return path
     path = Path(source)
@@ -233,8 +232,8 @@ def _recognize(content: bytes, file: Path, request: Request, old: Description | 
         case DetectionRecipe(), DetectionRecipe(iou=iou) if options.iou is None:  # defaults of heads differ, and may change
             found = found._replace(recipe=msgspec.structs.replace(found.recipe, iou=iou))
     recipe = request.published.recipe if request.published else found.recipe
-    shapes = recipe.shapes if old is None or old.recipe.shapes == recipe.shapes else ()  # all versions share a config
-    return found._replace(recipe=msgspec.structs.replace(recipe, shapes=shapes))
+    is_square = old is not None and old.recipe.shapes != recipe.shapes  # all versions share a config
+    return found._replace(recipe=msgspec.structs.replace(recipe, shapes=()) if is_square else recipe)
 
 
 def _compose(content: bytes, recognized: Recognized, title: str) -> "tuple[InferenceSession, int | None]":
@@ -377,9 +376,9 @@ def _say_what_was_checked(reference: str, request: Request, report: check.Report
     hint = f"if it should, try {', '.join(options)}, or another --head"
     if request.samples and not request.is_accepted:
         raise NotChecked(f"{request.title} finds nothing in the pictures in {request.samples}; {hint}; --accept adds it as it is")
-    where = f"the pictures in {request.samples}" if request.samples else "the photos that are built in"
-    more = "" if request.samples else ": give --samples FOLDER of pictures with its objects"
-    say(f"warning: {reference} is not checked, because it finds nothing in {where}{more}; {hint}")
+    built_in = "the photos that are built in: give --samples FOLDER of pictures with its objects"
+    where = f"the pictures in {request.samples}" if request.samples else built_in
+    say(f"warning: {reference} is not checked, because it finds nothing in {where}; {hint}")
 
 
 def _summary(reference: str, new: Description, report: check.Report, *, is_single: bool) -> str:
@@ -397,6 +396,5 @@ def _summary(reference: str, new: Description, report: check.Report, *, is_singl
     )
 
 
-def _printable(text: str) -> str:
-    # What a terminal or a config may not bear is replaced; Chinese texts have a space of their own.
+def _printable(text: str) -> str:  # Chinese texts have a space of their own
     return "".join(character if character.isprintable() or character == "\u3000" else "?" for character in text)
