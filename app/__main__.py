@@ -156,7 +156,7 @@ def _api(settings: Settings, _: argparse.Namespace) -> int:
     preflight.require_usable(settings)
     preflight.require_address(settings)
     if not settings.socket and not settings.api_keys_file and not ports.is_loopback(settings.host):
-        say(f"warning: no API key is needed at {settings.host}:{settings.port}, which is not loopback; set {PREFIX}API_KEYS_FILE")
+        say(f"warning: no API key is needed at {settings.address}, which is not loopback; set {PREFIX}API_KEYS_FILE")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.register_at_fork(after_in_child=partial(become_worker, os.getpid()))
     worker_table.create()

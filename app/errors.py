@@ -85,6 +85,10 @@ class BodyTimeout(GatewayError):
     status, code, title = 408, "body_timeout", "The request body did not arrive in time"
 
 
+class Superseded(GatewayError):
+    status, code, title = 409, "superseded", "There is a newer image of the stream"
+
+
 class BodyTooLarge(GatewayError):
     status, code, title = 413, "body_too_large", "The request body is too large"
 

@@ -225,7 +225,7 @@ def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, ta
         has_gpu=partial(has_gpu, settings),
     )
     name_classes = partial(completion.name_classes, repository=Path(settings.model_repository))
-    return TritonBackend(client, table, Completion(name_classes, completion.decide_units))
+    return TritonBackend(client, table, Completion(name_classes, completion.decide_units, settings.shapes == "square"))
 
 
 def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> "ResultCache":
@@ -278,6 +278,7 @@ def deployment_of(settings: Settings) -> Deployment:
         is_beside(settings.search),
         settings.search_thumbnails,
         partial(device_of, settings),
+        0 if settings.socket else settings.port,
     )
 
 

@@ -56,7 +56,7 @@ def require_address(settings: Settings) -> None:
     try:
         is_free = ports.remove_stale_socket(path) if path else ports.is_free(settings.host, settings.port)
     except (OSError, UnicodeError) as error:
-        address = path or f"{settings.host}:{settings.port}"
+        address = path or settings.address
         raise SettingsError(f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}") from error
     if is_free:
         return

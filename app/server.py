@@ -27,6 +27,7 @@ from app.host.http import get_status
 from app.host.processes import (
     DRAIN_SIGNAL,
     MAX_PASSED_ON,
+    REPLACE_SIGNAL,
     SEARCH_SOCKET,
     SUPERVISED,
     connections_within,
@@ -41,12 +42,13 @@ from app.telemetry.logging import say
 
 _STOP = signal.SIGINT, signal.SIGTERM
 _BACKLOG = 4096
-_HEADER_MILLISECONDS = 10_000  # for receiving a request's header; also the idle time of a connection
 # Granian keeps as much for each connection that has sent a large body: 512 clients let a worker grow to 330 MiB with 256 KiB, and
 # to 280 with this (`bench overload`). With 128 KiB a body arrives in one part more, which costs CPU time.
 _CONNECTION_BYTES = 3 << 16
 # Longer than a worker takes to start while Triton responds, so that the old worker runs until the new one is ready.
 _HANDOVER_SECONDS = 6.0
+# A proxy repeats a request whose idle connection ended with its worker, but not if that happens at every instance.
+_PARTING_SECONDS = 1.0
 _JITTER = 0.1
 _WATCH_SECONDS = 1.0
 _MAX_MISSED_BEATS = 10
@@ -92,9 +94,10 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             backlog=_BACKLOG,
             # Limits connections, including idle ones; admission limits requests.
             backpressure=connections_within(files),
-            http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MILLISECONDS, max_buffer_size=_CONNECTION_BYTES),
+            # Granian's limit for receiving a header is also the idle time of a connection.
+            http1_settings=HTTP1Settings(header_read_timeout=1000 * settings.keep_alive_seconds, max_buffer_size=_CONNECTION_BYTES),
             respawn_failed_workers=True,
-            respawn_interval=_HANDOVER_SECONDS,
+            respawn_interval=_HANDOVER_SECONDS * random.uniform(1, 1 + _JITTER),  # noqa: S311 - not a secret
             # Jitter, so that instances started together do not renew their workers together.
             workers_lifetime=_jittered(settings.worker_max_age_seconds, MIN_AGE_SECONDS) or None,
             workers_max_rss=_jittered(settings.worker_max_memory_mb) or None,
@@ -109,7 +112,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             try:
                 super().startup(*arguments)
             except RuntimeError as error:  # its message is a backtrace
-                address = self.bind_uds or f"{self.bind_addr}:{self.bind_port}"
+                address = self.bind_uds or self._settings.address
                 raise SettingsError(f"cannot listen on {address}: {str(error).partition(chr(10))[0]}") from None
             self._table = TableView()
             threading.Thread(target=self._watch_workers, daemon=True).start()
@@ -169,6 +172,9 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
                 say(f"worker-{index + 1} stays, because its successor cannot start")
                 self.wrks[index] = old
                 continue
+            if delay:
+                _notify(old, REPLACE_SIGNAL)
+                time.sleep(_PARTING_SECONDS)
             old.terminate()
             old.join(self.workers_kill_timeout)
             if old.is_alive():
@@ -200,9 +206,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
 
     def _announce_stop(self) -> None:
         for worker in list(self.wrks):
-            with suppress(ProcessLookupError):  # the worker has just ended
-                if worker.is_alive():  # otherwise another process may have its id
-                    os.kill(worker.inner.pid, DRAIN_SIGNAL)
+            _notify(worker, DRAIN_SIGNAL)
 
     def _announce(self) -> None:
         announcement = Announcement(self._settings, "it")
@@ -270,6 +274,12 @@ def _is_alive(worker: Any) -> bool:  # noqa: ANN401 - Granian's own
     # `multiprocessing` reports a worker as alive while another thread reaps it, as a thread of Granian does. Granian would then
     # report that the worker refuses to stop, and signal its former process id.
     return not wait([worker.inner.sentinel], 0)
+
+
+def _notify(worker: Any, notice: signal.Signals) -> None:  # noqa: ANN401 - Granian's own
+    with suppress(ProcessLookupError):  # the worker has just ended
+        if worker.is_alive():  # otherwise another process may have its id
+            os.kill(worker.inner.pid, notice)
 
 
 def _jittered(value: int, least: int = 1) -> int:

@@ -7,7 +7,21 @@ from pathlib import Path
 from app.host.program import CommandError
 from app.settings.schema import SettingsError
 from app.triton.config_file import ConfigFileError
-from bench.experiments import faces, fair, gpu, locust, overload, profile, server_load, side_by_side, stages, text, tune, vectors
+from bench.experiments import (
+    faces,
+    fair,
+    gpu,
+    locust,
+    overload,
+    profile,
+    server_load,
+    side_by_side,
+    stages,
+    streams,
+    text,
+    tune,
+    vectors,
+)
 from bench.experiments.options import Commands
 from bench.harness.errors import ContestantError
 from bench.report.compare import compare
@@ -22,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one experiment or show earlier results; return the exit code. Without arguments, run `capacity`."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure Nereid.")
     commands = parser.add_subparsers(required=True, metavar="name", dest="experiment")
-    for module in (side_by_side, server_load, overload, fair, locust, stages, faces, profile, text, tune, vectors, gpu):
+    for module in (side_by_side, server_load, overload, fair, streams, locust, stages, faces, profile, text, tune, vectors, gpu):
         module.add_to(commands)
     _add_results(commands)
     options = parser.parse_args((sys.argv[1:] if arguments is None else arguments) or ["capacity"])

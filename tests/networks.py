@@ -6,6 +6,12 @@ from contextlib import contextmanager
 from ctypes import CDLL
 from pathlib import Path
 
+import pytest
+
+NEEDS_NETWORKS = pytest.mark.skipif(
+    subprocess.run(["unshare", "--net", "ip", "link"], check=False, capture_output=True).returncode != 0,
+    reason="a network of its own needs root or CAP_NET_ADMIN, and ip from iproute2",
+)
 _CLONE_NEWNET = 0x40000000
 """Of the kernel: a namespace that is a network."""
 

@@ -15,6 +15,7 @@ import trustme
 from bench.harness.ports import find_free
 from bench.harness.processes import running
 from tests.processes import require_program
+from tests.sockets import HAS_IPV6
 from tests.support import ROOT
 
 SHIPPED = ROOT / "deploy" / "nginx"
@@ -61,6 +62,8 @@ def prepare(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | N
     own = {
         "listen 80 ": f"listen 127.0.0.1:{plain} ",
         "listen 443 ": f"listen 127.0.0.1:{tls} ",
+        "listen [::]:80 ": f"{'' if HAS_IPV6 else '# '}listen [::1]:{plain} ",
+        "listen [::]:443 ": f"{'' if HAS_IPV6 else '# '}listen [::1]:{tls} ",
         "4603": str(local),
         "/etc/nereid/tls/": f"{folder}/",
         "/var/log/nginx/": f"{folder}/",

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import shutil
+import socket
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +18,8 @@ import asyncpg
 from app.embedded.postgres.install import install
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.settings.schema import Settings
-from tests.processes import share
-from tests.support import ROOT
+from tests.processes import require_program, share, wait_for
+from tests.support import ROOT, free_port
 
 FOLDERS = ("pginstall18", "pginstall")
 TEMPLATE = "migrated"
@@ -85,6 +87,39 @@ class Server:
         await self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         yield self.url(name)
         await self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+class Pooled(Server):
+    """The same server behind PgBouncer."""
+
+    def __init__(self, server: Server, port: int) -> None:
+        super().__init__(server.settings, server.program)
+        self._port, self.execute = port, server.execute  # type: ignore[method-assign]
+
+    def url(self, database: str) -> str:
+        return f"postgresql://nereid@127.0.0.1:{self._port}/{database}"
+
+
+@contextmanager
+def pooled(server: Server, mode: str, folder: Path) -> Iterator[Server]:
+    """Run PgBouncer as the server's user. As a pooler of transactions, it takes another connection for each, if there is one."""
+    program, port, home = require_program("pgbouncer", "pgbouncer"), free_port(), server.settings.database_folder
+    user = "" if os.geteuid() else f"user={home.owner()}\n"
+    (file := folder / "pgbouncer.ini").write_text(
+        f"[databases]\n* = host={home} port=5432 user=nereid\n[pgbouncer]\nauth_type=any\npool_mode={mode}\n{user}"
+        f"listen_addr=127.0.0.1\nlisten_port={port}\nunix_socket_dir=\nserver_round_robin=1\n"
+    )
+    with subprocess.Popen([program, "--quiet", file], stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_for(lambda: is_open(port))
+            yield Pooled(server, port)
+        finally:
+            process.terminate()
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as client:
+        return not client.connect_ex(("127.0.0.1", port))
 
 
 def name_of(url: str) -> str:

@@ -59,8 +59,10 @@ class ReferenceDetector:
         to_pixels = int if self._is_yolox else round
         size = to_pixels(width * scale), to_pixels(height * scale)
         resized = cv2.resize(image, size, interpolation=cv2.INTER_LINEAR) if size != (width, height) else image
-        canvas = np.full((self._side, self._side, 3), 114, np.uint8)
-        left, top = (0, 0) if self._is_yolox else (round((self._side - side) / 2 - 0.1) for side in size)
+        # One side is 640: the canvas of YOLO11 is a square, or of 4:3, 3:2 or 16:9.
+        sides = [416, 416] if self._is_yolox else [min(each for each in (384, 448, 480, 640) if each >= side) for side in size]
+        canvas = np.full((sides[1], sides[0], 3), 114, np.uint8)
+        left, top = (0, 0) if self._is_yolox else (round((own - side) / 2 - 0.1) for own, side in zip(sides, size, strict=True))
         canvas[top : top + size[1], left : left + size[0]] = resized
         return canvas, scale, left, top
 

@@ -24,4 +24,5 @@ def _has_ipv6() -> bool:
     return True
 
 
-NEEDS_IPV6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
+HAS_IPV6 = _has_ipv6()
+NEEDS_IPV6 = pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")

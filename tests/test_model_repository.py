@@ -77,7 +77,7 @@ def test_production_and_embedded_configs_give_the_same_spec(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if ENTRIES[name].group is None])
 def test_pulled_model_is_described_by_its_config(name: str, repository: Path) -> None:
-    """Tensors have the dimensions of the file, which Triton demands, and every class has a name."""
+    """Tensors have the dimensions of the file where it has numbers, which Triton demands, and every class has a name."""
     if not (repository / name).is_dir():
         pytest.skip(f"{name} has not been pulled")
     config, model = read_config_file(repository / name / PRODUCTION), onnx.load(repository / name / "1" / "model.onnx")
@@ -87,8 +87,9 @@ def test_pulled_model_is_described_by_its_config(name: str, repository: Path) ->
         for value in (*model.graph.input, *model.graph.output)
     }
     spec, entry = from_triton_config(config, "1"), ENTRIES[name]
+    sizes = {"image": ("TYPE_UINT8", [*entry.recipe.size[::-1], 3])} if entry.recipe.shapes else {}  # of the square in production
     described = (*config["input"], *config["output"])
-    assert {tensor["name"]: (tensor["data_type"], list(map(int, tensor["dims"]))) for tensor in described} == wanted
+    assert {tensor["name"]: (tensor["data_type"], list(map(int, tensor["dims"]))) for tensor in described} == wanted | sizes
     assert {entry.version for entry in model.opset_import} == {OPSET}  # which the container's TensorRT reads
     assert spec.labels == (entry.class_names or ENTRIES["yolox_nano"].class_names)
     assert (spec.licence, spec.source, spec.default_version) == (entry.licence, entry.source, 1)
@@ -134,16 +135,18 @@ def steps(name: str) -> list[tuple[model_config_pb2.ModelEnsembling.Step, model_
 @of_files
 def test_model_of_files_is_that_of_pixels_and_tells_which_it_could_not_decode(name: str) -> None:
     network = str(steps(name)[-1][0].model_name)
-    assert msgspec.structs.replace(ENTRIES[name], title="", pixel_model=None) == msgspec.structs.replace(ENTRIES[network], title="")
+    square = msgspec.structs.replace(ENTRIES[network].recipe, shapes=())
+    of_network = msgspec.structs.replace(ENTRIES[network], title="", recipe=square)
+    assert msgspec.structs.replace(ENTRIES[name], title="", pixel_model=None) == of_network
     for file in (PRODUCTION, EMBEDDED):
         spec, of_pixels = spec_of(name, file), spec_of(network, file)
         own = {"name": name, "input_name": "file", "dtype": None, "input_format": InputFormat.FILE, "tells_decoded": True}
         same = ("backend", "formats", "max_batch", "instances", "priority_levels")
         assert spec.requested_names == (*of_pixels.output_names, DECODED)
         assert spec == msgspec.structs.replace(of_pixels, **own, **{each: getattr(spec, each) for each in same})
-    config, of_network = parsed(name, EMBEDDED), parsed(network, EMBEDDED)
+    config, config_of_network = parsed(name, EMBEDDED), parsed(network, EMBEDDED)
     for part in ("backend", "max_batch_size", "dynamic_batching", "instance_group"):
-        assert getattr(config, part) == getattr(of_network, part)
+        assert getattr(config, part) == getattr(config_of_network, part)
     assert [dict(warmup.inputs).keys() for warmup in config.model_warmup] == [{"file"}]
 
 

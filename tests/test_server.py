@@ -19,7 +19,7 @@ from granian import _signals
 from granian.server.common import AbstractServer, AbstractWorker
 
 from app.api.caller import keys
-from app.host.processes import SUPERVISED
+from app.host.processes import REPLACE_SIGNAL, SUPERVISED
 from tests.api_process import FOREVER, Api, running
 from tests.fakes.http import listening_on
 from tests.fakes.triton import FakeTriton, serving
@@ -105,10 +105,15 @@ async def test_server_answers_on_a_unix_socket_and_says_when_it_is_ready(fake: F
 async def test_server_is_not_ready_before_it_stops(fake: FakeTriton, tmp_path: Path) -> None:
     async with running(fake, tmp_path, drain_delay_seconds=10) as api, stalled(fake, api) as request:
         (worker,) = api.workers()
-        assert await api.status("/readyz") == 200
+        os.kill(worker.pid, REPLACE_SIGNAL)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (ready := await api.client.get("/readyz")).headers.get("connection") != "close":
+                assert ready.status_code == 200
+        assert ready.status_code == 200
         api.process.terminate()
         await until(partial(api.answers, "/readyz", 503))
-        assert await api.status("/livez") == 200
+        alive = await api.client.get("/livez")
+        assert (alive.status_code, alive.headers["connection"]) == (200, "close")
         await until(api.is_refused)
         assert api.process.poll() is None
         assert not request.done()

@@ -58,6 +58,7 @@ def test_unknown_variable_is_named() -> None:
     [
         ("PORT", "0 65536 http", "a whole number from 1 to 65535"),
         ("SOCKET_MODE", "0660 668 rw-rw----", "three digits from 0 to 7, such as 660"),
+        ("HOST", "[::] [2001:db8::7]", "an address or a name, such as :: or 127.0.0.1, without brackets"),
         ("TRANSPORT", "tcp", "one of 'auto', 'inline', 'shm'"),
         ("TRACING", "on", "true or false"),
         ("TIMEOUT_SECONDS", "0 601 nan 10s", "a number of seconds above 0, up to 600"),
@@ -80,7 +81,8 @@ def test_invalid_value_is_named_with_what_is_expected(name: str, values: str, ex
         ({"dialects": "kserve, nim,,kserve"}, "dialect_names", ["kserve", "nim"]),
         ({}, "sockets", [None]),  # for host and port
         ({"host": "0.0.0.0"}, "local_url", "http://127.0.0.1:4603"),  # noqa: S104 - nobody listens
-        ({"host": "::"}, "local_url", "http://[::1]:4603"),
+        ({"host": "::"}, "local_url", "http://127.0.0.1:4603"),
+        ({"host": "2001:db8::7"}, "local_url", "http://[2001:db8::7]:4603"),
     ],
 )
 def test_limits_and_addresses_follow_from_settings(given: dict[str, object], name: str, value: object) -> None:

@@ -201,7 +201,7 @@ class World:
     async def admit(self, model: str = "tiny") -> Permit:
         return await self.admission.admit(model, 1, self.admission.memory.reserve(ANYBODY), Deadline.after(1e9))
 
-    async def infer(
+    async def infer(  # noqa: PLR0913 - what tests choose
         self,
         seconds: float = 30,
         *,
@@ -209,13 +209,14 @@ class World:
         caller: Caller = ANYBODY,
         trace: TraceContext | None = None,
         spec: ModelSpec | None = None,
+        size: tuple[int, int] | None = None,
     ) -> InferResult:
         spec = spec or self.spec
         call = CallContext(Deadline.after(seconds), Timing(), request_id, caller, trace=trace)
         await self.transport.prepare(spec.image_bytes)
         with await self.admit(spec.reference) as permit:
-            buffer = self.transport.allocate(spec.image_shape, np.uint8, spec.image_bytes, permit)
-            buffer.tensor[:] = IMAGE
+            buffer = self.transport.allocate(spec.shape_of(size or spec.input_size), np.uint8, spec.image_bytes, permit)
+            buffer.tensor[: len(IMAGE), : len(IMAGE)] = IMAGE
             self.slot = buffer.slot
             return await self.batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
 

@@ -37,19 +37,17 @@ from app.errors import (
 )
 from app.host import program
 from app.host.program import Busy, NoSuchModel, NotPossible
-from app.zoo.recognize import Evaluation, Options
+from app.zoo.recognize import MAX_MODEL_BYTES, Evaluation, Options
 
 _OPTIONS = {*Options.__struct_fields__, "licence"}.difference(Evaluation.__struct_fields__)  # only for computing AP
 _CHANGES = "changes of models"
 _MAX_OPTION_LENGTH = 1 << 14
-_MAX_OUTPUT_BYTES = 1 << 14
+_MAX_LINES, _MAX_LINE_BYTES = 100, 1 << 12
 _MIN_BYTES_PER_SECOND = 1 << 16
 _MESSAGE = "nereid: "
 
 
 _RAW = "application/octet-stream"
-MAX_MODEL_BYTES = 2047 << 20
-"""The most that a file of protobuf, such as ONNX, may have."""
 
 
 @dataclass
@@ -83,7 +81,7 @@ class DefaultVersion(msgspec.Struct, frozen=True):
     request_max_body_size=None,
 )
 async def add_model(request: AnyRequest, model: ModelName, worker: Worker) -> ModelInfo:
-    """Add a network in ONNX: the body is the file, or a form with it.
+    """Add a network in ONNX: the body is the file, or a zip with it and the files of its weights, or a form with one of these.
 
     The options of `nereid add` are parameters, or fields of the form. The file is checked as one that may be hostile.
     """
@@ -177,7 +175,7 @@ async def _run(
         stderr=subprocess.PIPE,
         check=False,
     )
-    output = process.stderr[-_MAX_OUTPUT_BYTES:].decode(errors="replace").splitlines()
+    output = [line[:_MAX_LINE_BYTES].decode(errors="replace") for line in process.stderr.splitlines()[-_MAX_LINES:]]
     messages = [line.removeprefix(_MESSAGE) for line in output if line.startswith(_MESSAGE)]  # libraries may write others
     if process.returncode == 0:
         for server in worker.tritons.servers:

@@ -36,7 +36,8 @@ from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute, RouteTable
 from app.api.sight import analyze, embed, faces, ocr
 from app.cascade.catalog import Catalog
-from app.host.processes import DRAIN_SIGNAL
+from app.host.connections import end_silent
+from app.host.processes import DRAIN_SIGNAL, REPLACE_SIGNAL
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
@@ -78,7 +79,10 @@ def build(
                 opening = open_search(resources.pipeline, resources.catalog, resources.metrics)
                 resources.search = await stack.enter_async_context(opening)
             asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
+            asyncio.get_running_loop().add_signal_handler(REPLACE_SIGNAL, resources.leave_to_successor)
             stack.callback(asyncio.create_task(resources.catalog.follow()).cancel)
+            if deployment.port:
+                stack.callback(asyncio.create_task(end_silent(deployment.port, resources.client_ports.values())).cancel)
             yield
 
     model_routes: dict[str, Sequence[HTTPRouteHandler]]

@@ -48,6 +48,13 @@ async def open_process(
             await asyncio.gather(watching, return_exceptions=True)
 
 
+class Report(msgspec.Struct, frozen=True):
+    """What the process of search tells the workers beside: why it does not work, if so; whether its database takes no images."""
+
+    unusable: str | None
+    is_read_only: bool
+
+
 class SearchProcess:
     """Search as a worker sees it: a process that answers requests, or does not."""
 
@@ -55,7 +62,7 @@ class SearchProcess:
         self._limits, self._read_beat = limits, table.follower_beat
         self._passed_on = CallerCounts(table, "passed on")
         self._client = client
-        self._is_away = False
+        self._is_away = self.is_read_only = False
         self._database_failure: str | None = None
         self._waiting: dict[Interruption, float] = {}
         """Since when each request waits for the process; `inf` if the response has begun."""
@@ -88,10 +95,12 @@ class SearchProcess:
         """Return why search does not work, None if it does."""
         if self._is_away:
             return _AWAY
-        with suppress(TimeoutError, httpx.HTTPError, msgspec.DecodeError, KeyError):  # or what is no report
+        with suppress(TimeoutError, httpx.HTTPError, msgspec.DecodeError):  # or what is no report
             async with asyncio.timeout(_BEAT_SECONDS):
                 response = await self._client.get(REPORT)
-                return msgspec.json.decode(response.content, type=dict[str, str | None])["unusable"]
+                report = msgspec.json.decode(response.content, type=Report)
+                self.is_read_only = report.is_read_only
+                return report.unusable
         return _AWAY
 
     async def keep_vector(self, image: bytes, image_id: str | None, scope: HTTPScope, seconds: float) -> str:

@@ -13,6 +13,8 @@ from app.telemetry.trace_context import TraceContext
 AnyRequest = Request[Any, Any, Any]
 PAUSE_SECONDS = 10.0
 """Maximum time between two reads of a request body, or two writes of a response."""
+STREAM_PATTERN = "^[A-Za-z0-9._-]{1,64}$"
+"""Of the header X-Stream."""
 
 
 class BodyLimits(NamedTuple):
@@ -46,6 +48,8 @@ class RequestContext:
     caller = ANYBODY
     """The key once it is identified; before, and without keys, the client's address."""
     tenant = ""
+    stream = ""
+    """The stream of which the request has the newest image; empty for none."""
     is_body_received = False
     is_client_gone = False
     is_detail_logged = True

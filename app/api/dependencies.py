@@ -10,7 +10,7 @@ from litestar.di import NamedDependency, Provide
 
 from app.api.caller.client_address import Proxies
 from app.api.caller.keys import ApiKeys
-from app.api.context import BodyLimits
+from app.api.context import BodyLimits, RequestContext
 from app.cascade.catalog import FILE as CASCADES
 from app.cascade.catalog import Catalog
 from app.embedded.folder import Device
@@ -55,6 +55,8 @@ class Deployment(NamedTuple):
     keeps_thumbnails: bool = False
     read_device: Callable[[], Device | None] = lambda: None
     """Returns what runs the models of the embedded Triton; None if it was stopped, or with a Triton elsewhere."""
+    port: int = 0
+    """TCP port that clients connect to; 0: a unix socket."""
 
 
 class SearchState(Protocol):
@@ -62,6 +64,10 @@ class SearchState(Protocol):
 
     async def why_unusable(self) -> str | None:
         """Return why search does not work, None if it does."""
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the database took no images when `why_unusable` last asked."""
 
 
 class WorkerResources:
@@ -71,12 +77,14 @@ class WorkerResources:
     pipeline: Pipeline
     metrics: Metrics
     search: SearchState | None = None
-    is_draining = False
+    is_draining = closes_connections = False
 
     def __init__(self, deployment: Deployment, keys: ApiKeys | None = None) -> None:
         self.deployment = deployment
         self.catalog = Catalog(deployment.model_repository / CASCADES)
         self.keys = keys
+        self.client_ports: dict[RequestContext, str] = {}
+        """The client's port of each request in progress."""
 
     async def is_ready(self) -> bool:
         """Return whether the default model is ready, the worker is not about to stop, and search alone has its database."""
@@ -89,8 +97,12 @@ class WorkerResources:
         return None if self.search is None else await self.search.why_unusable()
 
     def drain(self) -> None:
-        """Mark the worker as about to stop."""
-        self.is_draining = True
+        """Mark the worker as about to stop with the server."""
+        self.is_draining = self.closes_connections = True
+
+    def leave_to_successor(self) -> None:
+        """Mark the worker as about to stop while another one serves in its place."""
+        self.closes_connections = True
 
 
 Worker = NamedDependency[WorkerResources]

@@ -73,7 +73,7 @@ class ResultCache:
 
         # Only a request that names no version may get the answer of a newer one.
         decoded, is_shared = await self._flights.run(
-            (key, call.is_pinned), find_first, call.deadline, (call.is_batch, call.caller.priority)
+            (key, call.is_pinned), find_first, call.deadline, (call.is_batch or bool(call.stream), call.caller.priority)
         )
         if is_shared:
             self._note(call, "shared")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from copy import copy
 
-from app.errors import DeadlinePassed, GatewayError, GatewayFull, InvalidParameter, WrongTask
+from app.errors import DeadlinePassed, GatewayError, GatewayFull, InvalidParameter, Superseded, WrongTask
 from app.pipeline.batch import LATE
 from app.pipeline.call import Decoded
 from app.resilience.deadline import Deadline
@@ -54,7 +54,7 @@ class Flights:
         try:
             found = await find()
             own.set_result(found)
-        except (DeadlinePassed, GatewayFull, InvalidParameter, WrongTask):
+        except (DeadlinePassed, GatewayFull, InvalidParameter, Superseded, WrongTask):
             raise
         except GatewayError as error:
             own.set_result(copy(error))  # without its traceback

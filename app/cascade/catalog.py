@@ -55,7 +55,7 @@ def _read(path: Path) -> dict[str, Any]:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise CascadesError(f"{path}: longer than {_MAX_BYTES >> 20} MiB")
-        return tomllib.loads(content.decode())
+        return tomllib.loads(content.decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:  # ValueError: also of integers with thousands of digits
         raise CascadesError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 

@@ -82,7 +82,7 @@ async def run_cascade(  # noqa: PLR0913 - the parts of a request
     """
     call.timing.lap("model")
     # A route answers about all parts of an image by the same model.
-    call = call._replace(route_key=call.route_key or call.request_id)
+    call = call._replace(route_key=call.route_key or call.request_id, stream="")
     async with pipeline.decoded(image, call) if patch is None else nullcontext(patch) as decoded:
         call.timing.begin("infer")
         run = _Run(pipeline, cascade, image, decoded, call, metrics)
@@ -181,7 +181,7 @@ async def ask_about_boxes(
     pipeline: Pipeline, image: bytes, boxes: Sequence[Sequence[float]], question: Question[Any], call: CallContext
 ) -> tuple[int, int, list[StepResult]]:
     """Ask about the part of an image in each box, x1 y1 x2 y2 as fractions of it; return its width and height, and the answers."""
-    call = call._replace(route_key=call.route_key or call.request_id)  # as for a cascade
+    call = call._replace(route_key=call.route_key or call.request_id, stream="")  # as for a cascade
     name = question.model or pipeline.default_for(question.task)
     spec = await pipeline.prepare(pipeline.refer_to(name, question.version), call.deadline, call.caller)
     question.reader(spec)  # rejects another task before the image is decoded

@@ -29,10 +29,10 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDAr
 
 
 def softmax(logits: NDArray[Any]) -> NDArray[np.float32]:
-    """Return the probabilities of logits, both of shape (classes,)."""
+    """Return the probabilities of logits, both of shape (..., classes)."""
     wide = logits.astype(np.float64)  # differences of finite FP32 values cannot overflow
-    powers = np.exp(wide - wide.max())
-    shares: NDArray[np.float64] = powers / powers.sum()
+    powers = np.exp(wide - wide.max(axis=-1, keepdims=True))
+    shares: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
     return shares.astype(np.float32)
 
 

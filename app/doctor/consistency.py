@@ -48,7 +48,7 @@ def _check_listener(settings: Settings) -> Iterator[Finding]:
         is_loopback = ports.is_loopback(settings.host)
     except (OSError, UnicodeError):  # reported by the check of the gateway's port
         return
-    text = f"no API key is needed at {settings.host}:{settings.port}"
+    text = f"no API key is needed at {settings.address}"
     if is_loopback:
         yield ok("api_keys", f"{text}, which only this machine can reach")
     else:

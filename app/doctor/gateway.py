@@ -14,7 +14,7 @@ _OK = 200
 def check(settings: Settings) -> Finding:
     """Check the sockets or the port in the settings."""
     paths = [path for path in settings.sockets if path is not None]
-    return _check_sockets(paths) if paths else _check_port(settings.host, settings.port, settings.local_url)
+    return _check_sockets(paths) if paths else _check_port(settings)
 
 
 def _check_sockets(paths: list[Path]) -> Finding:
@@ -24,12 +24,13 @@ def _check_sockets(paths: list[Path]) -> Finding:
     return ok("gateway", f"no gateway answers at {', '.join(map(str, paths))}")
 
 
-def _check_port(host: str, port: int, url: str) -> Finding:
+def _check_port(settings: Settings) -> Finding:
+    port, url = settings.port, settings.local_url
     try:
-        is_free = ports.is_free(host, port)
+        is_free = ports.is_free(settings.host, port)
     except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
         reason = getattr(error, "strerror", None) or error
-        return failure("gateway", f"the API cannot listen on {host}:{port}: {reason}", "NEREID_HOST=127.0.0.1, or 0.0.0.0")
+        return failure("gateway", f"the API cannot listen on {settings.address}: {reason}", "NEREID_HOST=127.0.0.1, or ::")
     if is_free:
         return ok("gateway", f"nothing listens at {url} yet")
     if get_status(f"{url}/livez", _SECONDS) != _OK:

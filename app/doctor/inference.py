@@ -5,11 +5,11 @@ They must not harm a Triton in use: they are made one by one, and none is cancel
 
 import asyncio
 from collections.abc import AsyncIterator
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 
 from app.doctor.batching import check_delay
-from app.doctor.finding import Finding, failure, ok, warning
+from app.doctor.finding import Finding, count, failure, ok, warning
 from app.errors import GatewayError, InferenceFailed, InvalidModelOutput
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
@@ -25,6 +25,11 @@ _QUEUE_SECONDS = 30.0
 _STATISTICS_SECONDS = 2.0
 # Longer than the time in the queue, so that only the inferences of a hanging Triton are abandoned.
 _PATIENCE_SECONDS = 60.0
+# Frigate's ZMQ detector waits this long by default. Source: frigate/detectors/plugins/zmq_ipc.py
+_FRIGATE_SECONDS = 0.2
+_FRIGATE_RUNS, _FRIGATE_TOTAL_SECONDS = 100, 5.0
+# Images per second of a camera, Frigate's default `detect: fps`.
+_CAMERA_RATE = 5
 
 
 async def measure(
@@ -53,6 +58,26 @@ async def measure(
         text = "Triton does not tell its statistics: its batches and queues cannot be watched"
         yield warning("statistics", text, "do not restrict the protocol `statistics`, or restrict it with the key of the others")
     yield check_delay(model, file, counted.inference_ms if counted else None)
+
+
+async def measure_for_frigate(client: TritonClient, spec: ModelSpec) -> Finding:
+    """Check whether answers come while Frigate's ZMQ detector waits, and for how many cameras, one image at a time."""
+    took: list[float] = []
+    try:
+        while len(took) < _RUNS or (len(took) < _FRIGATE_RUNS and sum(took) < _FRIGATE_TOTAL_SECONDS):
+            took.append(await _run(client, spec))
+    except (GatewayError, InvalidModelOutput) as error:
+        return failed_inference(spec.name, error)
+    late, cameras = quantiles(took, n=100, method="inclusive")[-1], int(len(took) / sum(took) / _CAMERA_RATE)
+    text = (
+        f"p99 of {len(took)} inferences is {late * 1e3:.0f} ms, and Frigate's ZMQ detector waits {_FRIGATE_SECONDS * 1e3:.0f} ms; "
+        f"this is enough for {count(cameras, 'camera')} of {_CAMERA_RATE} images/s"
+    )
+    if late <= _FRIGATE_SECONDS and cameras:
+        return ok("frigate", text)
+    return warning(
+        "frigate", text, "request_timeout_ms: 1000 in Frigate's detector, a smaller `detect: fps`, or a faster model or device"
+    )
 
 
 def failed_inference(name: str, error: GatewayError) -> Finding:

@@ -15,7 +15,7 @@ from app.doctor import batching, inference
 from app.doctor.finding import Finding, count, failure, ok, warning
 from app.errors import GatewayError, UnsupportedModel
 from app.host import cores
-from app.model.heads import EmbeddingHead, TextDetectionHead
+from app.model.heads import DetectionHead, EmbeddingHead, TextDetectionHead
 from app.model.spec import ModelSpec, from_triton_config
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
@@ -30,6 +30,7 @@ _HEADS = {
     **dict.fromkeys((evidence.CORNERS, evidence.IS_CLASS), ("deepstream",)),
     evidence.DECODED: ("yolov5", "yolo"),
     evidence.IN_CELLS: ("yolox",),
+    evidence.OBJECTNESS: ("yolov5",),
 }
 
 
@@ -80,6 +81,8 @@ async def examine(
     else:
         measured = inference.measure(client, spec, model, file, settings.timeout_seconds)
         findings += [finding async for finding in measured]
+        if settings.frigate_zmq and isinstance(spec.head, DetectionHead):
+            findings.append(await inference.measure_for_frigate(client, spec))
     return findings, spec
 
 

@@ -1,8 +1,8 @@
 """An ONNX backend for a Triton that has only the Python backend; it replaces Triton's own onnxruntime backend.
 
 It runs inside the embedded Triton, in a separate environment; the gateway never imports it. It is installed once as the backend
-`onnxruntime`, and runs the `model.onnx` of every model with that backend. Each instance uses one CPU thread, or the number in the
-model's parameter `intra_op_thread_count`.
+`onnxruntime`, and runs the `model.onnx` of every model with that backend. While others run, an instance uses one CPU thread, or the
+number in the model's parameter `intra_op_thread_count`.
 
 If a model's config declares a BYTES input, but its file takes UINT8 pixels, the input is encoded files. They are decoded here
 according to the parameters in the config, and the output `decoded` reports the success for each file.
@@ -20,6 +20,7 @@ import onnxruntime
 import triton_python_backend_utils as pb_utils
 
 from app.embedded import bytes_tensor
+from app.embedded.cpu_session import CpuSession
 
 _STRING, _PIXELS = "tensor(string)", "tensor(uint8)"
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -32,12 +33,9 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model's file."""
-        options = onnxruntime.SessionOptions()
         config = json.loads(args["model_config"])
-        parameters = config.get("parameters", {})
-        options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", {}).get("string_value", "1"))
-        options.inter_op_num_threads = 1
-        self._session = _open(Path(args["model_repository"], args["model_version"]), options)
+        threads = config.get("parameters", {}).get("intra_op_thread_count", {}).get("string_value", "1")
+        self._session = _open(Path(args["model_repository"], args["model_version"]), int(threads))
         self._inputs = {tensor.name: tensor.type for tensor in self._session.get_inputs()}
         self._outputs = [tensor.name for tensor in self._session.get_outputs()]
         self._files = None
@@ -88,13 +86,16 @@ class TritonPythonModel:
         return [list(result) for result in zip(*parts, strict=True)]
 
 
-def _open(version: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+def _open(version: Path, threads: int) -> onnxruntime.InferenceSession | CpuSession:
     file = version / "model.onnx"
     if _CUDA not in onnxruntime.get_available_providers():
-        return onnxruntime.InferenceSession(file, options, providers=[_CPU])
+        return CpuSession(file, threads)
     # ONNX Runtime would go on with the CPU, and say so in the log alone.
     ctypes.CDLL("libcuda.so.1")  # of the driver; the other libraries are in the environment
     onnxruntime.preload_dlls()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
     half = version / "model_fp16.onnx"
     # Batches have many sizes, and the default search would try all algorithms for each of them.
     cuda = (_CUDA, {"cudnn_conv_algo_search": "HEURISTIC"})

@@ -31,6 +31,7 @@ from app.triton.status import ModelDied, own_message
 # Triton expects a sign of life from each process of a model every second.
 _SILENT = "is not healthy"
 _READY_SECONDS = 60.0
+_RESTARTS = 3  # of a Triton that is too slow for itself: on a busy machine more than one start may fail
 _CHECK_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -176,7 +177,7 @@ class EmbeddedTriton:
         self._folder.clear()
 
     def _wait(self) -> None:
-        model, was_restarted = self._settings.model, False
+        model, restarts = self._settings.model, 0
         until = time.monotonic() + _READY_SECONDS
         while True:
             failure = ""  # of a busy machine
@@ -184,16 +185,16 @@ class EmbeddedTriton:
             with suppress(TritonUnavailable):
                 if self._client.is_ready(model):
                     return
-                if was_restarted or _SILENT not in self.load_failures().get(model, ""):
+                if restarts == _RESTARTS or _SILENT not in self.load_failures().get(model, ""):
                     break
                 failure = f"a process of {model} was silent while Triton started"
             if not failure and (code := self.poll()) is not None:
-                if code != -signal.SIGABRT or was_restarted:
+                if code != -signal.SIGABRT or restarts == _RESTARTS:
                     raise CommandError(f"Triton exited with code {code} while it started; its log is {self.log}")
                 failure = "Triton has aborted while it started"  # with boost's lock_exception
             if failure:
                 say(f"{failure}; starting it again")
-                was_restarted, until = True, time.monotonic() + _READY_SECONDS
+                restarts, until = restarts + 1, time.monotonic() + _READY_SECONDS
                 self.kill()
                 self.spawn()
                 continue

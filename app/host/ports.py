@@ -27,9 +27,22 @@ def is_free(host: str, port: int) -> bool:
 
 
 def resolve(host: str) -> str:
-    """Return the IP address of a host, preferably IPv4; raise OSError for an unknown host."""
+    """Return the IP address of a host, preferably IPv4, and for `::` that of all IPv4 addresses if the kernel has no IPv6.
+
+    Raise OSError for an unknown host.
+    """
+    if host == "::" and not _has_ipv6():
+        return "0.0.0.0"  # noqa: S104 - as the user asked
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.socket(socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def holder(port: int) -> tuple[int, str] | None:

@@ -26,6 +26,8 @@ SEARCH_SOCKET = "NEREID_INTERNAL_SEARCH_SOCKET"
 """Environment variable of the API's processes with the path of the socket of the one that searches beside the others."""
 DRAIN_SIGNAL = signal.SIGUSR1
 """Notifies a worker that it will be stopped soon."""
+REPLACE_SIGNAL = signal.SIGUSR2
+"""Notifies a worker that its successor serves, and that it will be stopped soon."""
 
 
 def is_beside(search: str) -> bool:
@@ -45,7 +47,8 @@ def become_worker(parent: int) -> None:
     # The inherited handlers only record a signal, and a starting worker may ignore SIGTERM.
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_DFL)
-    signal.signal(DRAIN_SIGNAL, signal.SIG_IGN)  # until the application handles it
+    for notice in (DRAIN_SIGNAL, REPLACE_SIGNAL):
+        signal.signal(notice, signal.SIG_IGN)  # until the application handles it
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     die_with_parent(parent, signal.SIGKILL)
 

@@ -43,9 +43,11 @@ class Letterbox(NamedTuple):
     pad: int
     """Value of every byte around the image."""
     interpolation: Interpolation = "bilinear"
+    shapes: tuple[tuple[int, int], ...] = ()
+    """Width and height of canvases within `canvas_size`, ascending, of which the first that holds the image is used."""
 
     def fit(self, width: int, height: int) -> ImageTransform:
-        """Return where an image of this size lies on the canvas."""
+        """Return where an image of this size lies on its canvas."""
         # Rounded as by the detectors, so that boxes agree to the pixel: Ultralytics, which centres, to the nearest; YOLOX down.
         # Source: LetterBox in ultralytics/data/augment.py; preproc in yolox/data/data_augment.py.
         is_centred = self.placement == "center"
@@ -56,9 +58,14 @@ class Letterbox(NamedTuple):
         to_pixels = round if is_centred else int
         inner_width = max(1, min(to_pixels(width * scale), canvas_width))
         inner_height = max(1, min(to_pixels(height * scale), canvas_height))
+        canvas_width, canvas_height = self.shape_for(inner_width, inner_height)
         left = round((canvas_width - inner_width) / 2 - 0.1) if is_centred else 0
         top = round((canvas_height - inner_height) / 2 - 0.1) if is_centred else 0
         return ImageTransform(left, top, inner_width, inner_height, width, height)
+
+    def shape_for(self, width: int, height: int) -> tuple[int, int]:
+        """Return width and height of the canvas for an image that has this size on it."""
+        return next((shape for shape in self.shapes if shape[0] >= width and shape[1] >= height), self.canvas_size)
 
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
         """Resize upright UINT8 (height, width, 3) RGB, perhaps a view of its area of the canvas, into that; write the padding."""
@@ -220,7 +227,7 @@ Fit = Letterbox | CenterCrop | Stretch | Page | Line
 def fit_for(spec: ModelSpec) -> Fit:
     """Return the fit that the config of a model specifies."""
     if spec.resize == "letterbox":
-        return Letterbox(spec.input_size, spec.placement, spec.enlarge, spec.pad, spec.interpolation)
+        return Letterbox(spec.input_size, spec.placement, spec.enlarge, spec.pad, spec.interpolation, spec.shapes)
     if spec.resize == "center_crop":
         return CenterCrop(spec.input_size, spec.crop, spec.interpolation)
     if spec.resize == "text":
@@ -234,6 +241,8 @@ def canvas_size(fit: Fit, transform: ImageTransform) -> tuple[int, int]:
     """Return width and height of the canvas for an image with this transform."""
     if isinstance(fit, Page):
         return transform.width, transform.height
+    if isinstance(fit, Letterbox):
+        return fit.shape_for(transform.width, transform.height)
     return (fit.canvas_width(transform), fit.height) if isinstance(fit, Line) else fit.canvas_size
 
 

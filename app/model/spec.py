@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from app.errors import UnsupportedModel, WrongTask
 from app.model.golden import SAMPLE
-from app.model.heads import DetectionHead, Head, HeadType, read_head, unsupported
+from app.model.heads import DetectionHead, Head, HeadType, OutputFormat, read_head, unsupported
 from app.model.reference import refer_to
 from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placement, PlainParameters, Resize, read_parameters
 
@@ -69,6 +69,8 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
     has_batch_dimension: bool
     input_size: tuple[int, int]
     """Width and height of the model's input, in pixels; the largest ones if they follow the image's size."""
+    shapes: tuple[tuple[int, int], ...] = ()
+    """Width and height of smaller inputs, ascending, of which an image gets the first that holds it; none if all get the same."""
     min_side: int = 0
     """Minimum of the shorter side of an input for text, in pixels."""
     output_names: tuple[str, ...]
@@ -150,7 +152,7 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
     @property
     def is_sized_by_image(self) -> bool:
         """Whether the size of the input follows that of the image: then only images of the same size share a batch."""
-        return self.resize in {"text", "line"}
+        return self.resize in {"text", "line"} or bool(self.shapes)
 
     def shape_of(self, canvas_size: tuple[int, int]) -> tuple[int, ...]:
         """Shape of the input tensor of one image whose canvas has this width and height."""
@@ -225,6 +227,7 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
         input_format=input_format,
         has_batch_dimension=has_batch_dimension,
         input_size=input_size,
+        shapes=_read_shapes(model, hints, head, resize),
         min_side=(hints.square or _TEXT_SIDE) if resize == "text" else 0,
         output_names=output_names,
         output_dtypes=tuple(OUTPUT_DTYPES.get(types[name].removeprefix("TYPE_")) for name in output_names),
@@ -240,6 +243,13 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
         labels=hints.class_names(),
         **{name: getattr(hints, name) for name in PlainParameters.__struct_fields__},
     )
+
+
+def _read_shapes(model: ModelConfig, hints: ModelParameters, head: Head, resize: Resize) -> tuple[tuple[int, int], ...]:
+    # Boxes in cells or fractions would be those of one size.
+    is_fit = isinstance(head, DetectionHead) and head.output_format is not OutputFormat.YOLOX_HEAD and resize == "letterbox"
+    is_dynamic = model.input[0].dims[-3:].count(-1) > 1
+    return tuple(sorted(hints.shapes, key=math.prod)) if is_fit and is_dynamic and _read_units(head, hints) == "pixels" else ()
 
 
 def _read_units(head: Head, hints: ModelParameters) -> Literal["pixels", "normalized"] | None:

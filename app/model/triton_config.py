@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from app.model.names import order_names, read_literal
+from app.model.shapes import rectangles
 
 Placement = Literal["center", "top_left"]
 Resize = Literal["letterbox", "center_crop", "stretch", "text", "line"]
@@ -21,6 +22,7 @@ _TASKS = {"detect": "detection", "classify": "classification", "segment": "segme
 BYTES = "TYPE_STRING"
 """Triton's type of tensors that contain texts or files."""
 
+_Side = Annotated[int, Meta(ge=32, le=8192)]
 _ChannelValue = Annotated[float, Meta(ge=-1e6, le=1e6)]
 _ChannelDivisor = Annotated[float, Meta(gt=0, le=1e6)]
 
@@ -100,7 +102,7 @@ class PlainParameters(msgspec.Struct, frozen=True, kw_only=True):
     licence: str = ""
     default_version: Annotated[int, Meta(ge=1)] | None = None
     formats: Annotated[str, Meta(pattern=r"^([A-Z]+(, ?[A-Z]+)*)?$")] = ""
-    widths: tuple[Annotated[int, Meta(ge=32, le=8192)], ...] = (160, 320, 480, 640, 960, 1280)
+    widths: tuple[_Side, ...] = (160, 320, 480, 640, 960, 1280)
     landmarks: tuple[Annotated[float, Meta(ge=0, le=1)], ...] = ()
     match_distance: Annotated[float, Meta(gt=0)] | None = None
     golden: str = ""
@@ -116,7 +118,8 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     crop: Annotated[float, Meta(gt=0, le=1)] | None = None
     channels: Literal["RGB", "BGR"] | None = None
     scale: Annotated[float, Meta(gt=0, le=65535)] | None = None
-    square: Annotated[int, Meta(ge=32, le=8192)] | None = None
+    square: _Side | None = None
+    shapes: tuple[tuple[_Side, _Side], ...] = ()
     head: HeadName | None = None
     box_units: Literal["pixels", "normalized"] | None = None
     scores: ScoreKind | None = None
@@ -158,6 +161,13 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
                 return side, side
         return None
 
+    def rectangles(self, size: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+        """Return the `rectangles` in an input of this size; none unless it is Ultralytics', whose predictor has them."""
+        match size, self._exporter_metadata():
+            case (side, other), {"author": "Ultralytics", "stride": int(stride)} if side == other and stride in range(1, side):
+                return rectangles(side, stride) if side % stride == 0 else ()
+        return ()
+
     def keypoint_shape(self) -> tuple[int, int] | None:
         """Return the number of keypoints and of the values of each, 2 or 3; None if `metadata` does not tell them."""
         match self._exporter_metadata().get("kpt_shape"):
@@ -194,4 +204,6 @@ def read_parameters(model: ModelConfig) -> ModelParameters:
     texts: dict[str, Any] = {key: value.string_value for key, value in model.parameters.items()}
     for name in texts.keys() & {"mean", "std", "widths", "landmarks"}:
         texts[name] = [part.strip() for part in texts[name].split(",")]
+    if "shapes" in texts:
+        texts["shapes"] = [part.split("x") for part in texts["shapes"].split(",")]
     return msgspec.convert(texts, ModelParameters, strict=False)

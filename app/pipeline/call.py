@@ -189,10 +189,12 @@ class CallContext(NamedTuple):
     """What decides which model of a route answers, such as the id of a camera; empty if the next request may get another one."""
     after_answer: list[Callable[[], object]] | None = None
     """What begins once the answer has left; None if that may begin at once."""
+    stream: str = ""
+    """The stream of the caller whose newest image this is; empty for none."""
 
     def turn(self, cost: float = 0.0) -> Turn:
         """Return the turn of work for the request; for jobs, `cost` is in pixels to decode."""
-        return Turn(self.caller, cost, self.is_batch)
+        return Turn(self.caller, cost, self.is_batch, bool(self.stream))
 
     def pinned_to(self, version: int | None) -> "CallContext":
         """Require the version of the spec if the request asks for a version."""
@@ -235,9 +237,11 @@ def _read_detections(
     if isinstance(head, PoseHead) and found.features is not None:
         return detections._replace(keypoints=read_keypoints(found.features, len(head.keypoint_names), transform))
     if decoded.prototypes is not None and options.masks != "none":
-        from app.segmentation.masks import make_masks  # noqa: PLC0415 - OpenCV, without which `doctor` must start
+        from app.imaging.fit import canvas_size, fit_for  # noqa: PLC0415 - OpenCV, without which `doctor` must start
+        from app.segmentation.masks import make_masks  # noqa: PLC0415 - as above
 
-        masks = make_masks(spec.name, found, decoded.prototypes, spec.input_size, transform, options.masks, deadline)
+        size = canvas_size(fit_for(spec), transform)
+        masks = make_masks(spec.name, found, decoded.prototypes, size, transform, options.masks, deadline)
         return detections._replace(masks=masks)
     return detections
 

@@ -96,7 +96,8 @@ async def decide_units(client: TritonClient, spec: ModelSpec) -> ModelSpec:
 def _judge(spec: ModelSpec, output_format: OutputFormat, outputs: Mapping[str, NDArray[Any]]) -> tuple[str, bool | None]:
     # What the rows for a picture tell against the head, and whether its boxes are fractions of the input.
     rows = raw_rows(spec, outputs)
-    doubt = contradict(rows, _FORMATS[output_format], are_always_fractions=False)
+    find_little = output_format is OutputFormat.YOLO_HEAD
+    doubt = contradict(rows, _FORMATS[output_format], are_always_fractions=False, find_little=find_little)
     if doubt:
         advice = "" if LOGITS in doubt else "; its config must say another `head`"
         doubt = f"the model is read as {output_format.value}, but {doubt}{advice}"

@@ -131,7 +131,7 @@ class _Job(Generic[T]):
     def __init__(
         self, work: Callable[[], T], loop: asyncio.AbstractEventLoop, on_end: Callable[["_Job[T]"], object], turn: Turn
     ) -> None:
-        self.turn = Turn(turn.caller, turn.cost + _JOB_COST, turn.is_batch)
+        self.turn = Turn(turn.caller, turn.cost + _JOB_COST, turn.is_batch, turn.is_frame)
         self.queued = [work]
         """Empty once a thread has taken the work, or it was dropped."""
         self._loop = loop

@@ -263,14 +263,19 @@ class Pipeline:
         self, spec: ModelSpec, memory: Reservation, call: CallContext, held: Lease | None = None, *, is_refused: bool = True
     ) -> Permit:
         nbytes = 0 if spec.input_format is InputFormat.FILE else spec.image_bytes
-        if not call.is_batch:
+        parallel = self.tritons.parallel_images(spec)
+        if not call.is_batch and not call.stream:
             memory.add(nbytes, is_refused=is_refused)
-            parallel, is_later = self.tritons.parallel_images(spec), call.is_later_step
+            is_later = call.is_later_step
             return await self.admission.admit(spec.name, parallel, memory, call.deadline, call.caller, is_later_step=is_later)
-        permit = await self.batch_queue(spec, call.caller).admit(call.deadline, is_later_step=call.is_later_step)
+        if call.stream and not call.is_batch:
+            frames, age = self.admission.stream_queue(spec.name, parallel), call.timing.total / 1e3
+            permit = await frames.admit(call.caller, call.stream, age, call.deadline)
+        else:
+            permit = await self.batch_queue(spec, call.caller).admit(call.deadline, is_later_step=call.is_later_step)
         if held is not None:
             held.keep_until_release(permit)
-        try:  # not before it is admitted: images of batches wait for long
+        try:  # not before it is admitted: images of batches and streams wait for long
             memory.add(nbytes, is_refused=is_refused)
         except BaseException:
             permit.release()

@@ -16,6 +16,7 @@ from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.fairness import ANYBODY, Caller, CallerCounts
 from app.resilience.memory import MemoryBudget, Reservation
 from app.resilience.model_queue import ModelQueue, Permit
+from app.resilience.streams import StreamQueue
 from app.resilience.uploads import AnonymousUploads, Upload
 from app.resilience.worker_table import WorkerTable
 
@@ -62,16 +63,21 @@ class Admission:
         self.batch_memory = MemoryBudget(table, "batch memory", int(capacity.memory_bytes * _BATCH_PART))
         self._batch_queues: dict[tuple[str, str], BatchQueue] = {}
         """Batch queues by name of the model and caller."""
+        self.stream_queues: dict[str, StreamQueue] = {}
+        """Queues of the frames of streams by name of the model."""
 
-    def check(self, model: str, caller: Caller = ANYBODY, *, is_batch: bool = False) -> None:
-        """Reject a request for a model before its body is received, if the gateway is full; raises as `ModelQueue.check`."""
+    def check(self, model: str, caller: Caller = ANYBODY, *, is_batch: bool = False, is_frame: bool = False) -> None:
+        """Reject a request for a model before its body is received, if the gateway is full; raises as `ModelQueue.check`.
+
+        A frame of a stream may wait for its turn as long as there is memory for it.
+        """
         if not self._uploads.has_room(caller, self._capacity.max_uploads, 1):
             raise GatewayFull("too many request bodies are being received", "uploads")
         budgets = [self.upload_memory, self.memory, *([self.batch_memory] if is_batch else [])]
         if not all(budget.has_room(caller, 1) for budget in budgets):
             raise GatewayFull("the memory for images is in use", "memory")
         queue = self.queues.get(model)
-        if queue is not None:
+        if queue is not None and not is_frame:
             queue.check(caller, self._uploads.of_in_worker(caller))
         batches = self._batch_queues.get((model, caller.name)) if is_batch else None
         if batches is not None:
@@ -107,6 +113,14 @@ class Admission:
             queue = self._queue(model, parallel_images)
             batches = self._batch_queues[model, caller.name] = BatchQueue(queue, caller)
         return batches
+
+    def stream_queue(self, model: str, parallel_images: int) -> StreamQueue:
+        """Return the queue in which frames of streams wait for their turn; arguments as for `admit`."""
+        frames = self.stream_queues.get(model)
+        if frames is None:
+            frames = self.stream_queues[model] = StreamQueue(self._queue(model, parallel_images), self._table, model)
+        frames.parallel_images = parallel_images
+        return frames
 
     def reserve_for_batch(self, caller: Caller, purpose: str) -> Reservation:
         """Return an empty reservation for encoded images of a caller's batch; `purpose` appears in errors."""

@@ -3,8 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from operator import itemgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -14,6 +13,7 @@ from app.resilience.worker_table import CALLER, NO_COLUMN, SEPARATOR, WorkerTabl
 _FACTOR = 9
 # Client addresses are counted in so many groups, because they cannot be listed.
 _ADDRESS_GROUPS = 256
+Networks = tuple[IPv4Network | IPv6Network, ...]
 HIGH, NORMAL, LOW, SHADOW = range(4)
 """Priorities of callers, the first one first."""
 # An image of a batch counts as so many single images.
@@ -40,19 +40,22 @@ ANYBODY = Caller()
 """The caller of requests that belong to nobody, such as warm-ups, and of those whose address is unknown."""
 
 
-@lru_cache(4096)
-def caller_at(address: str) -> Caller:
-    """Return the caller with a client address; `ANYBODY` for an empty address."""
-    return Caller(f"address group {network_digest(address) % _ADDRESS_GROUPS}") if address else ANYBODY
+def caller_at(address: str, inside: Networks = ()) -> Caller:
+    """Return the caller with a client address; `ANYBODY` for an empty address. `inside` as in `network_digest`."""
+    return Caller(f"address group {network_digest(address, inside) % _ADDRESS_GROUPS}") if address else ANYBODY
 
 
-def network_digest(address: str) -> int:
-    """Return a hash, 56 bits, of what identifies a client: an IPv4 address, or the 64-bit prefix of an IPv6 address."""
+def network_digest(address: str, inside: Networks = ()) -> int:
+    """Return a hash, 56 bits, of what identifies a client: an IPv4 address, or the 64-bit prefix of an IPv6 address.
+
+    An address in the networks `inside`, in which the pods of a node share a /64 network, counts as a whole.
+    """
     network: object = address
     with suppress(ValueError):  # a name, or empty
         network = ip_address(address)
     if isinstance(network, IPv6Address):
-        network = network.ipv4_mapped or int(network) >> 64
+        is_inside = any(network in each for each in inside)
+        network = network.ipv4_mapped or (network if is_inside else int(network) >> 64)
     return int.from_bytes(hashlib.blake2b(str(network).encode(), digest_size=7).digest())
 
 
@@ -64,6 +67,8 @@ class Turn(NamedTuple):
     """Expected work, in any unit, the same for all that waits."""
     is_batch: bool = False
     """Whether it belongs to a batch, and comes behind single images."""
+    is_frame: bool = False
+    """Whether it belongs to a stream, and comes behind single images."""
 
 
 class HasTurn(Protocol):
@@ -102,15 +107,15 @@ class CallerCounts:
 
     def of(self, caller: Caller) -> int:
         """Return what a caller uses on this host."""
-        return self._table.total(self._column(caller))
+        return self._table.total(self.column(caller))
 
     def of_in_worker(self, caller: Caller) -> int:
         """Return what a caller uses in this worker."""
-        return self._table.cells[self._column(caller)]
+        return self._table.cells[self.column(caller)]
 
     def add(self, caller: Caller, amount: int) -> None:
         """Add to what a caller uses. Count first, then ask for room, so that two workers never take the same place."""
-        column, cells = self._column(caller), self._table.cells
+        column, cells = self.column(caller), self._table.cells
         cells[self._total] += amount
         if column != self._total:
             before = cells[column]
@@ -120,7 +125,7 @@ class CallerCounts:
     def has_room(self, caller: Caller, limit: int, more: int = 0) -> bool:
         """Return whether a caller may use what it does, and `more`."""
         total = self._table.total  # a hot path: called several times per request
-        return total(self._column(caller)) + more + _FACTOR * (total(self._total) + more) <= (1 + _FACTOR) * limit
+        return total(self.column(caller)) + more + _FACTOR * (total(self._total) + more) <= (1 + _FACTOR) * limit
 
     def has_place(self, caller: Caller, limit: int, more: int = 0) -> bool:
         """Return the same for requests: up to half of an equal part, also while others exceed a limit that has just halved."""
@@ -138,7 +143,8 @@ class CallerCounts:
         own, total = self.of(caller) + more, self.total + more
         return total if own == total else min(total, own * max(2, self._active))
 
-    def _column(self, caller: Caller) -> int:
+    def column(self, caller: Caller) -> int:
+        """Return the column of the table with what a caller uses; that with the total if there are too many callers."""
         column = self._columns.get(caller.name)
         if column is None:
             column = self._table.column(CALLER + SEPARATOR.join((self._resource, caller.name)))
@@ -234,9 +240,9 @@ def _cost(turn: Turn, callers: int) -> float:
 
 
 _Flow = tuple[int, str, bool]
-"""The work of a caller with a priority, single images or those of batches."""
+"""The work of a caller with a priority, single images or others."""
 
 
 def _flow(work: HasTurn) -> _Flow:
     turn = work.turn
-    return turn.caller.priority, turn.caller.name, turn.is_batch
+    return turn.caller.priority, turn.caller.name, turn.is_batch or turn.is_frame

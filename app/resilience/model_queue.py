@@ -27,6 +27,7 @@ _FILLED = 0.7
 _STALE_SECONDS = 5.0
 # A shorter pause is never treated as a stall.
 _MIN_STALL_SECONDS = 0.1
+_SMOOTHING = 0.1  # weight of the newest request in an average
 # By this, later steps come before new requests of the same priority.
 _BEFORE = 0.5
 _MILLI = 1_000
@@ -101,6 +102,8 @@ class ModelQueue:
         """Number of this worker's requests in progress."""
         self._progress_at = 0.0
         """When one of them last ended, or the first one began."""
+        self.request_calls = 1.0
+        """Duration of a request without its wait for a call, in durations of calls: more than 1 by what decoding takes."""
         self._read_limit()
 
     @property
@@ -168,6 +171,8 @@ class ModelQueue:
         """Record the duration of a request; see `ConcurrencyLimit.add`."""
         was_stale = self.is_stale
         self._measured_at = monotonic()
+        if batch is not None and batch.call > 0:
+            self.request_calls += ((seconds - batch.wait) / batch.call - self.request_calls) * _SMOOTHING
         is_new = self._measured.add(seconds, position, self.limit, is_near=is_near, batch=batch, workers=self._table.workers)
         if is_new or was_stale:
             self._share_limit(self._measured.value)
@@ -200,6 +205,15 @@ class ModelQueue:
     def batch_counts(self, caller: Caller) -> tuple[CallerCounts, CallerCounts]:
         """Return the counts of the images of batches that are in progress, and of those that wait, in its pool."""
         return self._counts("batch images", caller.pool), self._counts("waiting batch images", caller.pool)
+
+    def frame_counts(self) -> CallerCounts:
+        """Return the counts of the frames of streams that are in progress."""
+        return self._counts("frames of streams", "")
+
+    def single_requests(self, caller: Caller) -> int:
+        """Return how many requests of a caller are in progress, without images of batches and frames of streams."""
+        others = (self.batch_counts(caller)[0], self.frame_counts())
+        return self._part(caller).counts.of(caller) - sum(counts.of(caller) for counts in others)
 
     def _counts(self, resource: str, pool: str) -> CallerCounts:
         key = SEPARATOR.join((resource, self._model, pool))

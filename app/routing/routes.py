@@ -89,7 +89,7 @@ def load(path: str | Path) -> dict[str, Route]:
 
 def _read(path: Path) -> dict[str, Route]:
     try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         routes = _parse(text)
     except OSError as error:
         raise RoutesError(f"{path}: {error.strerror}") from error

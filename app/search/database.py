@@ -29,8 +29,10 @@ class Database:
         """Requests of a caller that ask at a time, so that slow ones leave some connections to others."""
         self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._checking = asyncio.Lock()
-        self._check: asyncio.Future[object] | None = None
+        self._check: asyncio.Future[bool] | None = None
         self._checked: tuple[float, str | None] = -_CHECK_SECONDS, None
+        self.is_read_only = False
+        """Whether the engine takes no images now, as `why_unusable` found."""
         self._active: dict[Family, tuple[float, str]] = {}
 
     @asynccontextmanager
@@ -62,13 +64,15 @@ class Database:
             if monotonic() - self._checked[0] >= _CHECK_SECONDS:
                 reason: str | None = None
                 # A late check goes on: to end it would take seconds, if the server hangs.
-                self._check = self._check or asyncio.ensure_future(self._to_check.models("image"))
+                self._check = self._check or asyncio.ensure_future(self._to_check.is_read_only())
                 if (await asyncio.wait({self._check}, timeout=_CHECK_SECONDS))[0]:
                     check, self._check = self._check, None
                     if isinstance(error := check.exception(), SearchUnavailable):
                         reason = error.detail
                     elif error is not None:
                         raise error
+                    else:
+                        self.is_read_only = check.result()
                 else:
                     reason = _LATE
                 self._checked = monotonic(), reason

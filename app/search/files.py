@@ -4,8 +4,8 @@ import asyncio
 import os
 import re
 import stat
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from errno import EIO, ENOTCONN, ESTALE, ETIMEDOUT
@@ -13,6 +13,7 @@ from fnmatch import translate
 from functools import partial
 from pathlib import Path
 from threading import Thread
+from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from app.errors import InvalidParameter, NotOffered, SearchUnavailable
@@ -21,7 +22,9 @@ from app.expected import is_plain
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".avif", ".heic", ".heif", ".tif", ".tiff"))
 _MAX_FILES = 1_000_000
 _THREADS, _PATIENCE_SECONDS, _ATTEMPTS = 32, 5.0, 3
-"""Threads in which files are read, of which some may hang; how long, and how often, one file is waited for."""
+"""Threads for each of the folders, of which some may hang; how long, and how often, one file is waited for."""
+_LISTING_SECONDS = 120.0
+"""How long the names in one folder are waited for."""
 _DEAD = "The disk of a folder of NEREID_SEARCH_FOLDERS does not answer"
 _MACHINE_IDS = "/etc/machine-id", "/proc/sys/kernel/random/boot_id"
 T = TypeVar("T")
@@ -47,25 +50,31 @@ class Files:
         self.folders, self._max_bytes = folders, max_bytes
         named = [each.removesuffix("/") for each in excluded]
         self._of_folders, self._of_files = map(_pattern, (named, [each for each in excluded if not each.endswith("/")]))
-        self._places = asyncio.Semaphore(_THREADS)
+        # A dead disk takes the threads of its own folder only, and those that list it none of those that read.
+        self._places = defaultdict[tuple[Path | None, float], asyncio.Semaphore](partial(asyncio.Semaphore, _THREADS))
 
     async def allowed(self, directory: str) -> Path:
         """Return a folder in `folders`, or below one of them, without symbolic links; else raise an error."""
-        return await self._in_thread(partial(self._allowed, directory))
+        return await self._in_thread(partial(self._allowed, directory), directory)
 
     async def identify(self, folders: Sequence[str]) -> dict[str, int]:
         """Return a number of this machine for each of these folders or files, 0 for one that is not here, or not in the folders."""
-        return await self._in_thread(partial(self._identify, folders))
+        numbers = await asyncio.gather(*(self._in_thread(partial(self._identify, folder), folder) for folder in folders))
+        return dict(zip(folders, numbers, strict=True))
 
-    async def is_gone(self, path: str | None) -> bool:
-        """Return whether there is no file any more at a path in the folders."""
-        with suppress(SearchUnavailable):
-            return path is not None and self._is_inside(path) and not (await self.identify([path]))[path]
+    async def has_moved(self, path: str | None, content: bytes) -> bool:
+        """Return whether a file in the folders is not at its path any more, because there is none, or one of other content."""
+        with suppress(SearchUnavailable, OSError):
+            if path is not None and self._root(path) is not None:  # read once: a caller waits
+                return await self._in_thread(partial(self._read, path), path) != content
         return False
 
     async def list(self, directory: Path, *, recursive: bool) -> Listing:
-        """List the images below a folder. Links to folders are not followed. It may take for ever."""
-        return await self._in_thread(partial(self._list, directory, recursive=recursive), may_hang=True)
+        """List the images below a folder. Links to folders are not followed. Raises SearchUnavailable if its disk hangs."""
+        walk = self._list(directory, recursive=recursive)
+        while (listing := await self._in_thread(walk.__next__, str(directory), _LISTING_SECONDS)) is None:
+            pass
+        return listing
 
     async def read(self, path: str) -> bytes | None:
         """Return the content of a file in the folders; None if there is none, or it is empty or too large.
@@ -74,12 +83,12 @@ class Files:
         """
         for _ in range(_ATTEMPTS):
             with suppress(SearchUnavailable):
-                return await self._in_thread(partial(self._read, path))
+                return await self._in_thread(partial(self._read, path), path)
         await self.identify([str(Path(path).parent)])
         raise TimeoutError(path)
 
-    async def _in_thread(self, work: Callable[[], T], *, may_hang: bool = False) -> T:
-        loop, done = asyncio.get_running_loop(), Future[T]()
+    async def _in_thread(self, work: Callable[[], T], path: str, seconds: float = 0) -> T:
+        loop, done, places = asyncio.get_running_loop(), Future[T](), self._places[self._root(path), seconds]
 
         def run() -> None:
             try:
@@ -87,11 +96,11 @@ class Files:
             except Exception as error:  # noqa: BLE001 - it is raised there
                 done.set_exception(error)
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._places.release)
+                loop.call_soon_threadsafe(places.release)
 
         try:
-            async with asyncio.timeout(None if may_hang else _PATIENCE_SECONDS):
-                await self._places.acquire()
+            async with asyncio.timeout(seconds or _PATIENCE_SECONDS):
+                await places.acquire()
                 Thread(target=run, name="files", daemon=True).start()
                 return await asyncio.shield(asyncio.wrap_future(done))
         except TimeoutError:
@@ -106,21 +115,22 @@ class Files:
                 return path
         raise InvalidParameter("directory: expected a folder in NEREID_SEARCH_FOLDERS, or below one of these")
 
-    def _is_inside(self, path: str) -> bool:
-        return any(map(Path(path).is_relative_to, self.folders))
+    def _root(self, path: str) -> Path | None:
+        return max(filter(Path(path).is_relative_to, self.folders), key=lambda folder: len(folder.parts), default=None)
 
-    def _identify(self, folders: Sequence[str]) -> dict[str, int]:
-        known, machine = dict.fromkeys(folders, 0), 0
+    def _identify(self, folder: str) -> int:
+        machine = 0
         for file in _MACHINE_IDS:  # containers may have no id but that of the boot
             with suppress(OSError, ValueError):
                 machine = machine or int(Path(file).read_text().replace("-", ""), 16)
-        for folder in filter(self._is_inside, folders):
-            with suppress(OSError):
-                known[folder] = machine ^ os.stat(folder).st_ino  # noqa: PTH116 - a text
-        return known
+        with suppress(OSError):
+            return machine ^ os.stat(folder).st_ino if self._root(folder) else 0  # noqa: PTH116 - a text
+        return 0
 
-    def _list(self, directory: Path, *, recursive: bool) -> Listing:
+    def _list(self, directory: Path, *, recursive: bool) -> Iterator[Listing | None]:
+        # None again and again, so that whoever waits sees that the disk answers.
         paths, unreadable, others, excluded = list[str](), list[str](), Counter[str](), 0
+        paused_at = monotonic()
 
         def refuse(error: OSError) -> None:
             if error.errno in {EIO, ESTALE, ENOTCONN, ETIMEDOUT}:
@@ -141,7 +151,10 @@ class Files:
                     paths.append(path)
             if len(paths) > _MAX_FILES:
                 raise InvalidParameter(f"the folder has more than {_MAX_FILES} images; index those in it one by one")
-        return Listing(sorted(paths), others, excluded, unreadable)
+            if monotonic() - paused_at >= 1:
+                yield None
+                paused_at = monotonic()
+        yield Listing(sorted(paths), others, excluded, unreadable)
 
     def _read(self, path: str) -> bytes | None:
         with suppress(FileNotFoundError, NotADirectoryError, ValueError):

@@ -120,7 +120,7 @@ class _Work:
         except _LostError:
             return
         except (SearchUnavailable, _TurnOverError) as error:  # whoever takes it next goes on
-            job.state = "waiting"
+            job.state, job.error = "waiting", getattr(error, "detail", None)
             with suppress(_LostError):
                 await self._save()
             if isinstance(error, SearchUnavailable):  # such as a lock that others hold for long: each attempt holds up searches

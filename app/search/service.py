@@ -15,7 +15,7 @@ from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
 from app.search.database import Database
 from app.search.describe import ALL, Described, Describer, Parts, SearchOptions, is_kept, kept_parts
-from app.search.engine import PART_OF, Added, Family, Known, NewImage
+from app.search.engine import PART_OF, Added, Duplicate, Family, Known, NewImage
 from app.search.postgres.engine import PostgresEngine
 from app.telemetry.metrics import Metrics
 
@@ -63,6 +63,11 @@ class Search(Describer):
         """Return why the database cannot be asked; None if it can."""
         return await self.database.why_unusable()
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the database took no images when `why_unusable` last asked it."""
+        return self.database.is_read_only
+
     async def ingest(  # noqa: PLR0913 - what is told of an image
         self,
         tenant: str,
@@ -79,6 +84,8 @@ class Search(Describer):
         new = NewImage(image_id=image_id or str(uuid4()), content_hash=content, width=0, height=0, **own)  # type: ignore[arg-type]
         async with self.database.asking(call) as engine:
             known = await engine.find_content(tenant, content, image_id or "", others=options.skips_duplicates)
+        if known and image_id and path and (await self._follow(tenant, known.duplicate, image_id, image, content, call)):
+            return await self.ingest(tenant, image, image_id, call, options, **own)  # type: ignore[arg-type]
         parts = options.parts if known is None else await self._missing(known, options.parts, call)
         with self.pipeline.admission.memory.reserve(call.caller) as memory:  # also while the database is slow
             memory.add(0 if call.is_batch else len(image))
@@ -91,6 +98,15 @@ class Search(Describer):
             return await self.ingest(tenant, image, image_id, call, options, **own)  # type: ignore[arg-type]
         self.metrics.ingested_images.add(1, found.added.status)
         return found
+
+    async def _follow(  # noqa: PLR0913, PLR0917 - what is known of both
+        self, tenant: str, twin: Duplicate, image_id: str, image: bytes, content: bytes, call: CallContext
+    ) -> bool:
+        # An image under another id has moved if its file is not in its place any more; otherwise, this one is a copy.
+        if has_moved := twin.image_id != image_id and await self.files.has_moved(twin.path, image):
+            async with self.database.asking(call) as engine:
+                await engine.rename(tenant, content, twin.image_id, image_id)
+        return has_moved
 
     async def _make_up_all(self, tenant: str, known: Known, image: bytes, call: CallContext) -> dict[str, str]:
         # Return which parts could not be made up, and why: a new model that fails or hangs keeps nothing else from an image.
@@ -135,20 +151,20 @@ class Search(Describer):
                 added = await engine.add(tenant, new, **chosen)
             return None if added.status == "duplicate" else Ingested(new, added, described)
         twin, kept = known.duplicate, [part for part in known.states or () if is_kept(known.states or {}, part)]
-        if has_id and new.image_id != twin.image_id and not await self.files.is_gone(twin.path):
+        if has_id and new.image_id != twin.image_id:
             new.path, new.metadata = None, {}
         if new.states and all(is_kept(new.states, part) for part in kept):
             new.image_id = twin.image_id
             async with self.database.asking(call) as engine:
                 added = await engine.add(tenant, new, completes=known.states, **chosen)
             return None if added.status == "duplicate" else Ingested(new, added, described)
-        updated: Sequence[str] = ()
+        updated: Sequence[str] | None = ()
         if new.path or new.metadata:
             async with self.database.asking(call) as engine:
-                updated = await engine.update(tenant, twin.image_id, new.path, new.metadata)
+                updated = await engine.update(tenant, twin.image_id, new.content_hash, new.path, new.metadata)
         if not has_id:
             new.image_id = twin.image_id
-        return Ingested(new, Added("duplicate", {}, twin, updated), described)
+        return None if updated is None else Ingested(new, Added("duplicate", {}, twin, updated), described)
 
 
 async def hash_content(image: bytes) -> bytes:

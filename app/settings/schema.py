@@ -28,8 +28,10 @@ SIZES = ("max_megapixels", "max_megapixels_non_jpeg", "max_file_size_mb", "max_b
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All settings, and what follows from them. The reference is generated from the docstrings of the fields."""
 
-    host: str = "127.0.0.1"
-    """Address the API listens on."""
+    host: Annotated[str, Meta(pattern=r"^[^\[\]]+$", title="an address or a name, such as :: or 127.0.0.1, without brackets")] = (
+        "127.0.0.1"
+    )
+    """Address the API listens on. `0.0.0.0`: all IPv4 addresses; `::`: all of IPv6, too."""
     port: Port = 4603
     """Port the API listens on."""
     socket: Annotated[str, Meta(max_length=100)] = ""
@@ -53,6 +55,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Age at which an API process is replaced, at least 60 seconds; up to a tenth more or less. 0: never."""
     worker_max_memory_mb: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     """Resident memory at which an API process is replaced, MiB. 0: never."""
+    keep_alive_seconds: Annotated[int, Meta(ge=1, le=3600)] = 65
+    """Time after which an idle connection is closed, seconds: longer than a proxy keeps it, often 60 seconds. A header may take as
+    long, but the first one on a port 10 to 15 seconds."""
     drain_delay_seconds: Annotated[float, Meta(ge=0, le=600)] = 1.0
     """After SIGTERM, time for which `/readyz` answers 503 before new connections are refused, seconds."""
     decode_threads: Annotated[int, Meta(ge=1, le=256)] = 2
@@ -64,6 +69,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     task_models: str = ""
     """Default models of tasks, instead of `yolo11n-seg`, `yolo11n-pose`, `yolo11n-obb`, `efficientnet_lite0`, `ocr_detection`,
     `ocr_recognition` and `embedding`: `segmentation=parts,classification=mine`."""
+    shapes: Literal["rectangles", "square"] = "rectangles"
+    """Input of the models whose config lists `shapes`: the smallest of these that holds the image, or always the square. `GET
+    /models/NAME` tells those in use."""
     faces: bool = False
     """Whether `/faces/detect`, `/faces/recognize`, `/faces/verify` and the faces of `/analyze` are on. Vectors that tell whose a
     face is are biometric data, whose processing the law restricts in many places (in the EU: GDPR, article 9; AI Act)."""
@@ -205,10 +213,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return Path(self.socket or "run")
 
     @property
+    def address(self) -> str:
+        """Host and port, as in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def local_url(self) -> str:
         """The URL of the API on this machine if it listens on host and port."""
-        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared only
-        return f"http://[{address}]:{self.port}" if ":" in address else f"http://{address}:{self.port}"
+        is_everywhere = self.host in {"0.0.0.0", "::"}  # noqa: S104 - compared only
+        return f"http://127.0.0.1:{self.port}" if is_everywhere else f"http://{self.address}"
 
     @property
     def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:

@@ -36,12 +36,14 @@ class _Known(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """What is found out of models whose configs leave it open."""
+    """What is found out of models whose configs leave it open, and what the settings say of all."""
 
     name_classes: Callable[[dict[str, Any]], dict[str, Any]]
     """Returns a config with the class names that lie beside it; it may block."""
     decide_units: Callable[[TritonClient, ModelSpec], Awaitable[ModelSpec]]
     """Returns the spec with the unit of its boxes; raises GatewayError if the model cannot answer now."""
+    is_square: bool = False
+    """Whether no model gets images in its `shapes`."""
 
 
 class SpecCache:
@@ -183,6 +185,8 @@ class SpecCache:
             if self._completion is not None:
                 config = await asyncio.to_thread(self._completion.name_classes, config)
             spec = from_triton_config(config, newest, is_pinned=bool(version))
+            if self._completion is not None and self._completion.is_square:
+                spec = msgspec.structs.replace(spec, shapes=())
             if spec.default_version and not version:
                 spec = await self._read(refer_to(name, spec.default_version))
             elif spec.box_units is None and self._completion is not None:

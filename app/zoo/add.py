@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from app.cascade import catalog
+from app.host import archive, sandbox
 from app.host.packages import verify_sha256
 from app.host.program import CommandError, NotChecked, NotPossible, first_line
 from app.imaging.photos import PHOTOS
@@ -22,14 +23,14 @@ from app.model.reference import refer_to, split_reference
 from app.model.spec import ModelSpec, from_triton_config
 from app.telemetry.logging import say
 from app.triton.config_file import read_config_file
-from app.triton.repository import last_versions
-from app.zoo import check, configs, sandbox
+from app.triton.repository import CONFIG_NAME, last_versions
+from app.zoo import check, configs
 from app.zoo.build import MIN_F1, build, extract, say_why_fp32, strip_floor, write_half
 from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import download, fetch_url
 from app.zoo.inference import interruptible, open_session, run
 from app.zoo.recipe import PIXELS, DetectionRecipe, ObbRecipe, SegmentationRecipe, TextRecognitionRecipe
-from app.zoo.recognize import IMAGENET, Options, Recognized, read_hints, recognize
+from app.zoo.recognize import IMAGENET, MAX_MODEL_BYTES, Options, Recognized, read_hints, recognize
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import NETWORK, PREVIOUS, Repository
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
-_JOIN = "where both are: python -c \"import onnx; onnx.save(onnx.load('NAME.onnx'), 'whole.onnx')\""
+_PACK = "add a zip that has the network and its weights in one folder"
 # Production's largest batch of masks and oriented boxes: the gateway's event loop copies the prototypes of all images at once, and
 # a million pairs of oriented candidates may be compared for each image.
 _HEAVY_BATCH = 8
@@ -113,7 +114,7 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
 @interruptible()
 def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
     # Into `scratch`. The reference names the version, unless an old version has the same network.
-    content = _read(file, request)
+    content = _read(file, request, scratch)
     recognized = _recognize(content, file, request, old)
     without_floor, batch = _compose(content, recognized, request.title)
     name, _ = split_reference(reference)
@@ -166,8 +167,7 @@ def _find(request: Request, scratch: Path) -> Path:
     if source.startswith("https://"):
         return fetch_url(source, scratch / "network.onnx")
     if source == "-":
-        path = scratch / "network.onnx"
-        with path.open("wb") as file:
+        with (path := scratch / "network.onnx").open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
         return path
     path = Path(source)
@@ -181,7 +181,7 @@ def _find(request: Request, scratch: Path) -> Path:
     return files[0]
 
 
-def _read(file: Path, request: Request) -> bytes:
+def _read(file: Path, request: Request, scratch: Path) -> bytes:
     title = request.title
     try:
         import onnx  # noqa: PLC0415 - heavy, and not installed if only the API runs
@@ -191,6 +191,8 @@ def _read(file: Path, request: Request) -> bytes:
     except ImportError as error:
         raise NotPossible("onnx and onnxruntime are not installed; use ./just, or install nereid-gateway[models]") from error
     try:
+        if not request.published and archive.is_zip(file):
+            file = archive.unpack(file, scratch / "unpacked", ".onnx", missing_weights, MAX_MODEL_BYTES)
         network = load_network(file, request.published.recipe.architecture if request.published else None)
         onnx.checker.check_model(network)
         weights = {tensor.name for tensor in network.graph.initializer}
@@ -202,9 +204,13 @@ def _read(file: Path, request: Request) -> bytes:
         raise CommandError(f"{error.filename or title} cannot be read: {error.strerror or error}") from error
     except MemoryError:
         raise
+    except CommandError as error:
+        raise CommandError(f"{title}: {error}") from error
     except Exception as error:  # onnx has its own exception for every kind of broken file
         if names := missing_weights(file):
-            raise CommandError(f"{title} has its weights in {_printable(', '.join(names))}, not beside it; {_JOIN}") from error
+            where = _printable(", ".join(names))[:_MAX_TEXT]
+            advice = _PACK if file.is_relative_to(scratch) else f"put it there, or {_PACK}"
+            raise CommandError(f"{title} has its weights in {where}, not beside it: {advice}") from error
         raise CommandError(f"{title} is not a complete ONNX network: {first_line(error)}; {_EXPORT}") from error
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors_in(network)):  # which ONNX Runtime would read
         raise CommandError(f"{title} has weights in other files where onnx does not expect them; {_EXPORT}")
@@ -225,7 +231,9 @@ def _recognize(content: bytes, file: Path, request: Request, old: Description | 
     match found.recipe, old and old.recipe:
         case DetectionRecipe(), DetectionRecipe(iou=iou) if options.iou is None:  # defaults of heads differ, and may change
             found = found._replace(recipe=msgspec.structs.replace(found.recipe, iou=iou))
-    return found._replace(recipe=request.published.recipe) if request.published else found
+    recipe = request.published.recipe if request.published else found.recipe
+    is_square = old is not None and old.recipe.shapes != recipe.shapes  # all versions share a config
+    return found._replace(recipe=msgspec.structs.replace(recipe, shapes=()) if is_square else recipe)
 
 
 def _compose(content: bytes, recognized: Recognized, title: str) -> "tuple[InferenceSession, int | None]":
@@ -308,17 +316,17 @@ def _describe(  # noqa: PLR0913, PLR0917 - what is known of the network, and of 
 def spec_of(name: str, new: Description, scratch: Path) -> ModelSpec:
     """Return the spec that the gateway will derive from the generated config; for a model of files, that of its pixels."""
     path, new = scratch / "config.pbtxt", msgspec.structs.replace(new, pixel_model=None)
-    path.write_text(configs.generate(name, new)[Path("config.pbtxt")], encoding="utf-8")
+    path.write_text(configs.generate(name, new)[Path("configs", f"{CONFIG_NAME}.pbtxt")], encoding="utf-8")
     return from_triton_config(read_config_file(path), str(new.default_version))
 
 
 def _run(model: Path, new: Description, spec: ModelSpec, title: str) -> Golden:
     # On a blank image, as the embedded Triton runs it when it loads it, and on several at once if it may get them.
-    width, height = new.recipe.size
     try:
         session = open_session(model)
-        for images in {1, min(_BATCH, new.production.max_batch)}:
-            run(session, {"image": np.zeros((images, height, width, 3), np.uint8)})
+        for width, height in (new.recipe.size, *new.recipe.shapes):
+            for images in {1, min(_BATCH, new.production.max_batch)}:
+                run(session, {"image": np.zeros((images, height, width, 3), np.uint8)})
         return check.golden(session, spec)
     except MemoryError:
         raise
@@ -368,9 +376,9 @@ def _say_what_was_checked(reference: str, request: Request, report: check.Report
     hint = f"if it should, try {', '.join(options)}, or another --head"
     if request.samples and not request.is_accepted:
         raise NotChecked(f"{request.title} finds nothing in the pictures in {request.samples}; {hint}; --accept adds it as it is")
-    where = f"the pictures in {request.samples}" if request.samples else "the photos that are built in"
-    more = "" if request.samples else ": give --samples FOLDER of pictures with its objects"
-    say(f"warning: {reference} is not checked, because it finds nothing in {where}{more}; {hint}")
+    built_in = "the photos that are built in: give --samples FOLDER of pictures with its objects"
+    where = f"the pictures in {request.samples}" if request.samples else built_in
+    say(f"warning: {reference} is not checked, because it finds nothing in {where}; {hint}")
 
 
 def _summary(reference: str, new: Description, report: check.Report, *, is_single: bool) -> str:
@@ -383,11 +391,10 @@ def _summary(reference: str, new: Description, report: check.Report, *, is_singl
     pixels = f"{recipe.channels} / {recipe.scale:g}{' with mean and std' if any(recipe.mean) else ''}"
     alone = ", one image at a time (export with dynamic=True for batches)" if is_single else ""
     return (
-        f"{reference}: {recipe.task}, {classes}, {width} x {height}, {pixels}, "
+        f"{reference}: {recipe.task}, {classes}, {width} x {height}{' and rectangles' * bool(recipe.shapes)}, {pixels}, "
         f"{report.milliseconds:.0f} ms here, licence {new.licence}{alone}"
     )
 
 
-def _printable(text: str) -> str:
-    # What a terminal or a config may not bear is replaced; Chinese texts have a space of their own.
+def _printable(text: str) -> str:  # Chinese texts have a space of their own
     return "".join(character if character.isprintable() or character == "\u3000" else "?" for character in text)

@@ -25,6 +25,7 @@ from app.pipeline.probe import smallest_size
 from app.zoo.inference import TYPES, run
 from app.zoo.recipe import (
     FRACTIONS,
+    MULTI_CLASS,
     PIXELS,
     SIZES,
     TENSORS,
@@ -194,9 +195,12 @@ def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candida
             found = Candidates(boxes, scores, np.round(class_ids).astype(np.int32))
         elif recipe.head == "dfine":
             found = Candidates(tensors["boxes"], tensors["scores"], outputs["labels"][0].astype(np.int32))
-        elif recipe.head == "rfdetr":
-            logits = tensors["labels"][:, :classes]
-            boxes = np.repeat(nms.to_corners(tensors["dets"]), classes, axis=0)
+        elif recipe.head == "detr":
+            scores = softmax(tensors["logits"])[:, :-1]
+            found = Candidates(nms.to_corners(tensors["pred_boxes"]), scores.max(1), scores.argmax(1).astype(np.int32))
+        elif recipe.head in MULTI_CLASS:
+            boxes, logits = (tensors[name] for name in TENSORS[recipe.head])
+            logits, boxes = logits[:, :classes], np.repeat(nms.to_corners(boxes), classes, axis=0)
             class_ids = np.tile(np.arange(classes, dtype=np.int32), len(logits))
             found = Candidates(boxes, (1 / (1 + np.exp(-logits))).ravel(), class_ids)
         else:

@@ -99,7 +99,8 @@ def outdated(folder: Path, name: str, description: Description, *, is_half: bool
 
 
 def _config(name: str, description: Description, serving: Serving, *, is_embedded: bool) -> str:
-    recipe, pixel_model = description.recipe, description.pixel_model
+    recipe = description.recipe if is_embedded else msgspec.structs.replace(description.recipe, shapes=())  # an engine has one size
+    pixel_model = description.pixel_model
     is_ensemble, (width, height) = bool(pixel_model) and not is_embedded, recipe.size
     key, tensor = ("file", "TYPE_STRING dims: [ 1 ]") if pixel_model else ("image", _pixels(*recipe.input_shape))
     blank = tensor if pixel_model else _pixels(height, width)
@@ -127,12 +128,13 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
         "labels": json.dumps(description.labels, ensure_ascii=False) if description.labels else None,
         "task": recipe.task if recipe.outputs else None,
         "keypoints": json.dumps(names, ensure_ascii=False) if names else None,
-        "square": width if pixel_model or recipe.resize == "text" else None,
+        "square": width if pixel_model or recipe.resize == "text" or recipe.shapes else None,
         "resize": recipe.resize,
         "placement": recipe.placement,
         "crop": recipe.crop,
         "interpolation": recipe.interpolation,
         "pad": recipe.pad,
+        "shapes": ",".join(f"{across}x{down}" for across, down in recipe.shapes),
         "widths": ",".join(map(str, recipe.widths or ())),
         "landmarks": ",".join(map(str, recipe.landmarks)) if isinstance(recipe, EmbeddingRecipe) else None,
         "match_distance": recipe.match_distance if isinstance(recipe, EmbeddingRecipe) else None,

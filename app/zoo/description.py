@@ -28,7 +28,7 @@ class Serving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     instances: _Count = 2
     """Instances on the CPU, or on each GPU."""
     threads: _Count = 1
-    """Threads of an instance on the CPU."""
+    """Threads of an instance on the CPU while other instances run."""
     max_batch: _Count
     delay_us: Annotated[int, Meta(ge=0)] = 0
     """Time that an image waits for others, in microseconds."""
@@ -69,7 +69,7 @@ def load(folder: Path) -> Description | None:
     """Read the description of a model in its folder, None if it has none; raise CommandError if it is not valid."""
     path = folder / DESCRIPTION
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         if "labels" not in content and (folder / LABELS).is_file():
             content["labels"] = read_labels(folder / LABELS)
         return msgspec.convert(content, Description)

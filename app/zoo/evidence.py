@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from app.detection.evidence import BoxFormat, Rows, are_fractions, contradict
 from app.model.anchors import is_transposed
-from app.zoo.recipe import FRACTIONS, PIXELS, TENSORS
+from app.zoo.recipe import FRACTIONS, MULTI_CLASS, PIXELS, TENSORS
 
+_HALF = 0.5
 _CORNERS = ("end_to_end", "deepstream", "dfine", "four_tensors")
 
 
@@ -31,10 +32,14 @@ def examine(head: str, outputs: Mapping[str, NDArray[Any]], size: tuple[int, int
     rows = _read(head, {name: tensor.astype(np.float32) for name, tensor in outputs.items()}, size, features)
     has_fractions = are_fractions(rows.boxes) if head in PIXELS else None
     boxes: BoxFormat = "cells" if head == "yolox" else "corners" if head in _CORNERS and not is_obb else "centres"
-    contradiction = contradict(rows, boxes, are_always_fractions=head in FRACTIONS)
+    contradiction = contradict(rows, boxes, are_always_fractions=head in FRACTIONS, find_little=head == "yolo")
     units: Literal["pixels", "normalized"] | None = None if has_fractions is None else "normalized" if has_fractions else "pixels"
-    logits = outputs["labels"] if head == "rfdetr" else np.zeros((1, 1))
+    logits = outputs[TENSORS[head][1]] if head in {"detr", *MULTI_CLASS} else np.zeros((1, 1))
     is_best = logits == logits.max(axis=1, keepdims=True)
+    # Most rows find nothing: for softmax, their last logit is the best one; for sigmoids, none is above 0.
+    is_nothing = is_best[:, -1] & (head == "detr" or logits[:, -1] > 0)
+    if head.startswith("detr") and not contradiction and (is_nothing.mean() > _HALF) != (head == "detr"):
+        contradiction = f"its last column is {'not ' if head == 'detr' else ''}that of no object"
     has_first, *_, has_last = is_best[is_best.sum(axis=1) == 1].any(axis=0).tolist() * 2  # not where several are as good
     return Evidence(contradiction, units, not has_first if has_first or has_last else None)
 
@@ -42,12 +47,11 @@ def examine(head: str, outputs: Mapping[str, NDArray[Any]], size: tuple[int, int
 def _read(head: str, tensors: Mapping[str, NDArray[np.float32]], size: tuple[int, int], features: int) -> Rows:
     classes: NDArray[np.float32] | None = None
     if head in TENSORS:
-        names = {"dfine": ("boxes", "scores", "labels"), "rfdetr": ("dets", "labels")}.get(head, TENSORS[head][1:])
+        names = ("boxes", "scores", "labels") if head == "dfine" else TENSORS[head][-3:]
         boxes, scores, *more = (tensors[name] for name in names)
-        if head == "rfdetr":
-            scores = (1 / (1 + np.exp(-scores))).astype(np.float32)
-        else:
-            scores, classes = scores[:, None], more[0]
+        if not more:  # logits
+            more, scores = [scores.argmax(axis=1)], 1 / (1 + np.exp(-scores.max(axis=1)))
+        scores, classes = scores[:, None], more[0]
     else:
         table = next(tensor for tensor in tensors.values() if tensor.ndim == 2)  # noqa: PLR2004 - no prototypes
         rows = table.T if head == "yolo" and not is_transposed(table.shape, size) else table

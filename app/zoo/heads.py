@@ -15,6 +15,7 @@ from app.zoo.recipe import (
     ANCHORS_OF_SAMPLE,
     DETECTIONS,
     FRACTIONS,
+    MULTI_CLASS,
     PIXELS,
     RAW_HEADS,
     ClassificationRecipe,
@@ -65,8 +66,7 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
 
 def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int | None) -> list[Value]:
     # The results are in the order of `DETECTIONS`, the outputs of the recipe and its sample.
-    head, features = recipe.head, recipe.features
-    is_obb = isinstance(recipe, ObbRecipe)
+    head, features, is_obb = recipe.head, recipe.features, isinstance(recipe, ObbRecipe)
     found = measure(shapes[:1] if features else shapes, head, recipe.size, features)
     if found is None:
         raise ValueError(f"the output {_text(shapes)} is not a {head} head for {recipe.size[0]} x {recipe.size[1]} pixels")
@@ -75,14 +75,15 @@ def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe
         count += 1
     if head == "deepstream":
         count = classes or 1
+    least = min([rows, *(rows * x * y // (recipe.size[0] * recipe.size[1]) for x, y in recipe.shapes if head in RAW_HEADS)])
     # Each pair of oriented candidates is compared.
-    candidates = min(MAX_CANDIDATES if is_obb else _MAX_PAIRS, rows * count) if recipe.multi_label else min(MAX_CANDIDATES, rows)
-    limit = min(MAX_DETECTIONS, rows * count if head == "rfdetr" else candidates)
+    candidates = min(MAX_CANDIDATES if is_obb else _MAX_PAIRS, least * count) if recipe.multi_label else min(MAX_CANDIDATES, least)
+    limit = min(MAX_DETECTIONS, rows * count if head in MULTI_CLASS else candidates)
     if head in RAW_HEADS:
         cells = _decode_cells(graph, shapes[0], recipe, count)
         boxes, kept, label, place = _pick(cells, recipe, (rows, count), candidates, limit)
         columns, spread = cells.features, np.linspace(0, rows - 1, ANCHORS_OF_SAMPLE).astype(np.int64)
-        sizes = cells.size.op("Gather", spread, axis=2).op("Reshape", [0, -1])
+        sizes = cells.size.op("Gather", np.where(spread < rows / 2, spread, spread - rows), axis=2).op("Reshape", [0, -1])
         sample = sizes.op("Concat", cells.size.op("ReduceMean", axes=[2], keepdims=0), axis=1)
     else:
         boxes, score, label, columns = _decode_rows(graph, recipe, (rows, count), limit)
@@ -115,7 +116,7 @@ def _pick(
     cells: "_Cells", recipe: DetectionRecipe, counts: tuple[int, int], candidates: int, limit: int
 ) -> tuple[Value, Value, Value, Value]:
     # Boxes (batch, n, 4), scores, 0 if suppressed, classes and anchors (batch, n) of the best candidates. Counts: anchors, classes.
-    anchors, classes = counts
+    anchors, classes = cells.scores.op("Shape", start=2, end=3) if recipe.shapes else counts[0], counts[1]
     # The number of candidates is limited before the NMS to bound its cost.
     if recipe.multi_label:
         score, pair = cells.scores.op("Reshape", [0, -1]).top(candidates)
@@ -165,7 +166,7 @@ def _decode_rows(
     graph: Graph, recipe: DetectionRecipe, counts: tuple[int, int], limit: int
 ) -> tuple[Value, Value, Value, Value | None]:
     # Boxes (batch, rows, 4), scores and classes (batch, rows), features (batch, features, rows). A row of several scores counts
-    # only for its best class, as in the detectors' own post-processing, except that of `rfdetr`. Counts: rows, classes.
+    # only for its best class, as in the detectors' own post-processing, except in `MULTI_CLASS`. Counts: rows, classes.
     rows, classes = counts
     if recipe.head == "dfine":
         label = graph.input("label", "rows", kind="INT64")
@@ -175,9 +176,12 @@ def _decode_rows(
         score, label = graph.input("score", "rows"), graph.input("label", "rows", kind="INT64")
         is_valid = graph.constant(np.arange(rows)[None]).op("Less", count)
         return boxes, is_valid.op("Where", score, 0.0), label, None
-    if recipe.head == "rfdetr":
+    if recipe.head in {"detr", *MULTI_CLASS}:
         boxes = _to_corners(*graph.input("dets", "rows", 4).swap().split(2, 2)).swap()
-        used = graph.input("labels", "rows", "channels").op("Slice", [0], [classes], [2])
+        logits = graph.input("labels", "rows", "channels")
+        used = (logits.op("Softmax", axis=2) if recipe.head == "detr" else logits).op("Slice", [0], [classes], [2])
+        if recipe.head == "detr":
+            return boxes, used.op("ReduceMax", axes=[2], keepdims=0), used.op("ArgMax", axis=2, keepdims=0), None
         logit, position = used.op("Reshape", [0, -1]).top(limit)
         query = (position // classes).op("Unsqueeze", [2]).op("Tile", [1, 1, 4])
         return boxes.take(query), logit.op("Sigmoid"), position % classes, None

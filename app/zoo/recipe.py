@@ -20,8 +20,9 @@ _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 Architecture = Literal["efficientnet_lite0", "efficientnet_lite0_features", "centerface", "dlib_resnet"]
 """Networks whose file contains only weights, or has to be changed: `load_network` in `compose` builds them."""
+_Detr = Literal["detr", "detr_sigmoid"]
 DetectionHeadName = Literal[
-    "yolo", "yolov5", "yolox", "deepstream", "end_to_end", "four_tensors", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"
+    "yolo", "yolov5", "yolox", "deepstream", "end_to_end", "four_tensors", "rtdetr", "rtdetr_topk", "rfdetr", "dfine", _Detr
 ]
 FeatureHeadName = Literal["yolo", "end_to_end"]
 """Heads of networks that give features of each object: Ultralytics' for segmentation, poses and oriented boxes."""
@@ -29,10 +30,13 @@ RAW_HEADS = ("yolo", "yolov5", "yolox", "deepstream")
 """Heads with duplicate detections, which the composed model suppresses. The others find each object once."""
 PIXELS = ("yolo", "yolov5", "deepstream", "end_to_end", "four_tensors", "dfine")
 """Heads whose boxes are in pixels, or in fractions of the input if `box_units` says so."""
-FRACTIONS = ("rtdetr", "rtdetr_topk", "rfdetr")
+FRACTIONS = ("rtdetr", "rtdetr_topk", "rfdetr", "detr", "detr_sigmoid")
 """Heads whose boxes are always in fractions of the input."""
+MULTI_CLASS = ("rfdetr", "detr_sigmoid")
+"""Heads of which a row may be several objects, of several classes."""
 TENSORS = {
     "rfdetr": ("dets", "labels"),
+    **dict.fromkeys(("detr", "detr_sigmoid"), ("pred_boxes", "logits")),
     "dfine": ("labels", "boxes", "scores"),
     "four_tensors": ("num_dets", "det_boxes", "det_scores", "det_classes"),
 }
@@ -71,18 +75,19 @@ class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """For each channel, in the order of `channels`: each byte, after division by `scale`, becomes (value - mean) / std."""
     std: tuple[_Divisor, _Divisor, _Divisor] = (1.0, 1.0, 1.0)
     resize: Resize = "letterbox"
-    """How images are fitted to the input, outside of the model; this and the fields up to `widths` as in a model's config."""
+    """How images are fitted to the input, outside of the model; this and the fields up to `shapes` as in a model's config."""
     placement: Placement = "center"
     crop: Annotated[float, Meta(gt=0, le=1)] | None = None
     interpolation: Interpolation = "bilinear"
     pad: Annotated[int, Meta(ge=0, le=255)] | None = None
     widths: tuple[_Side, ...] | None = None
+    shapes: tuple[tuple[_Side, _Side], ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, int]:
         """Height and width of the model's input, -1 where it follows the image's size."""
         width, height = self.size
-        if self.resize == "text":
+        if self.resize == "text" or self.shapes:
             return -1, -1
         return height, (-1 if len(self.widths or ()) > 1 else width)
 
@@ -111,6 +116,8 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
     `rtdetr_topk`: (rows, 6) centre and size as fractions of the input, score, class.
     `rfdetr`: `dets` (rows, 4) centre and size as fractions, `labels` (rows, classes + 1) logits, the last one unused.
     `dfine`: `labels` (rows), `boxes` (rows, 4) x1 y1 x2 y2, `scores` (rows), mostly with a second input `orig_target_sizes`.
+    `detr`: `pred_boxes` (rows, 4) as `dets`, `logits` (rows, classes + 1) for softmax, the last one no object, of Hugging Face.
+    `detr_sigmoid`: `pred_boxes` (rows, 4), `logits` (rows, classes), each for a sigmoid, of their RT-DETR and D-FINE.
     The features of a subclass follow the scores of `yolo`, and the class of `end_to_end`."""
     iou: Annotated[float, Meta(ge=0, le=1)] = 0.7
     """Overlap above which two boxes of a class are one object; always 1 for heads that find each object once."""
@@ -157,7 +164,8 @@ class SegmentationRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="segmen
     def outputs(self) -> Outputs:
         """Coefficients and prototypes."""
         # FP16 halves the bytes on the way to the gateway.
-        return {"det_masks": ("FP32", (MAX_DETECTIONS, self.prototypes[0])), "prototypes": ("FP16", self.prototypes)}
+        planes = (self.prototypes[0], -1, -1) if self.shapes else self.prototypes
+        return {"det_masks": ("FP32", (MAX_DETECTIONS, self.prototypes[0])), "prototypes": ("FP16", planes)}
 
 
 class PoseRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="pose"):
@@ -249,8 +257,8 @@ def measure(shapes: Sequence[Sequence[int]], head: str, size: tuple[int, int], f
             found = rows, columns - 5
         case "rtdetr", [(rows, columns)] if rows > 0:
             found = rows, columns - 4
-        case "rfdetr", [(rows, 4), (others, columns)] if others == rows > 0:
-            found = rows, columns - 1
+        case "rfdetr" | "detr" | "detr_sigmoid", [(rows, 4), (others, columns)] if others == rows > 0:
+            found = rows, columns - (head != "detr_sigmoid")
         case "end_to_end", [(rows, columns)] if rows > 0 and columns == 6 + features:
             return rows, 0
         case ("rtdetr_topk" | "deepstream", [(rows, 6)]) | ("dfine", [(rows,), (_, 4), (_,)]) if rows > 0:

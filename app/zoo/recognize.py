@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
@@ -25,8 +26,10 @@ from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, FeatureHeadName, N
 if TYPE_CHECKING:
     import onnx
 
+MAX_MODEL_BYTES = 2047 << 20
+"""The most that a file of protobuf, such as ONNX, may have."""
 _LISTS = (".txt", ".yaml", ".yml", ".json", ".names")
-_HINTS = ("task", "names", "imgsz", "kpt_shape", "kpt_names")
+_HINTS = ("author", "stride", "task", "names", "imgsz", "kpt_shape", "kpt_names")
 _SINGLE = ("yolo", "yolov5", "yolox", "deepstream", "end_to_end", "rtdetr", "rtdetr_topk")
 _MAX_QUERIES = 1000
 # The largest id of a class of COCO, whose ids begin with 1.
@@ -39,8 +42,9 @@ _OTHERS = {"iou": OTHERS_IOU}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "yolox": {"channels": "BGR", "scale": 1.0, "placement": "top_left", **_OTHERS},
     **dict.fromkeys(("yolov5", "deepstream"), _OTHERS),
-    **dict.fromkeys(("rtdetr", "rtdetr_topk", "dfine"), _STRETCH),
+    **dict.fromkeys(("rtdetr", "rtdetr_topk", "dfine", "detr_sigmoid"), _STRETCH),
     "rfdetr": {**_STRETCH, **IMAGENET},
+    "detr": {"placement": "top_left", **IMAGENET},
     **dict.fromkeys(("logits", "probabilities"), _CLASSIFIER),
 }
 _OWN = "; the page `Serve a model with a config of your own` of the documentation tells what else Triton can serve"
@@ -157,6 +161,9 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     defaults = {"resize": "center_crop", "crop": 1.0} if hints.is_ultralytics_classifier else _DEFAULTS.get(head, {})
     if not is_classifier:
         properties |= _told_by(known[head], options, features)
+    if head in get_args(FeatureHeadName) and "normalized" not in {options.box_units, properties.get("box_units")}:
+        with suppress(Unrecognized):  # a side is fixed somewhere
+            properties["shapes"] = [shape for shape in hints.rectangles(size) if output_shapes(session, shape)]
     recipe = _to_recipe(defaults, options, **properties, task="classification" if is_classifier else task, head=head, size=size)
     found = Recognized(recipe, labels, shapes, str(metadata.get("license", "")))
     match metadata:
@@ -308,7 +315,7 @@ def _fit_heads(  # noqa: PLR0913, PLR0917 - what tells heads apart
             for head, names in TENSORS.items():
                 if shapes.keys() == {*names} and (count := measure([shapes[name] for name in names], head, size)):
                     # Without an unused column if the numbers of the classes begin with 1, as those of COCO do.
-                    fits[head] = (count[1], count[1] + 1) if count[1] else ()
+                    fits[head] = (count[1], count[1] + 1) if head == "rfdetr" else (count[1],) if count[1] else ()
     return fits
 
 

@@ -109,6 +109,8 @@ def encode_request(target: Target, body: bytes) -> bytes:
     )
     if target.key:
         head += f"Authorization: Bearer {target.key}\r\n"
+    if target.stream:
+        head += f"X-Stream: {target.stream}\r\n"
     return f"{head}\r\n".encode("ascii") + body
 
 

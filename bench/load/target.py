@@ -25,6 +25,8 @@ class Target(NamedTuple):
     """Name in the certificate, with TLS."""
     source: str = ""
     """Address of this machine to connect from; empty for any."""
+    stream: str = ""
+    """Value of the header X-Stream; empty for none."""
 
 
 def local_target(url: str) -> Target:

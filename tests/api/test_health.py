@@ -93,6 +93,7 @@ async def test_change_of_the_keys_holds_at_once_unless_the_file_is_not_valid_whi
             samples = read_samples((await client.get("/metrics")).text)
             return json(await client.get("/health"))["refused_files"], samples['api_refused_files{file="api_keys"}']
 
+        assert (await client.get("/metrics")).headers["content-type"].count("charset") == 1
         for text, expected in (("", (["api_keys"], 1)), (valid, ([], 0))):
             file.write_text(text, encoding="utf-8")
             with time_of_app() as time:

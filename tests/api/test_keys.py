@@ -47,7 +47,7 @@ NEED_NONE = [
 ]
 NOT_OFFERED = [prefix + path for path in sorted(instead.paths | ask_search.paths) for prefix in ("", VERSION)]
 OPEN = {
-    "/deepstack/v1/status/updateavailable",
+    *(f"/deepstack/v1/{path}status/{action}" for path in ("", "server/") for action in ("ping", "updateavailable")),
     *(f"/deepstack/v1/vision/face/{action}" for action in ("register", "recognize", "list", "delete")),  # not there yet
     *(f"/roboflow/clip/{action}" for action in ("embed_text", "compare")),  # not there
     *(f"/{dialect}/health/{state}" for dialect in ("nim/v1", "kserve/v2") for state in ("live", "ready")),
@@ -146,7 +146,7 @@ def test_trusted_proxy_names_the_client() -> None:
     rows: list[tuple[Any, str | None, str]] = [
         *((peer, "192.0.2.7", "192.0.2.7") for peer in (("", "0"), None, ("::ffff:10.1.2.3", 1))),  # the first of a unix socket
         # A peer that is not trusted cannot name another client.
-        *(((peer, 1), "192.0.2.7", peer) for peer in ("192.0.2.1", "::ffff:192.0.2.1")),
+        *(((peer, 1), "192.0.2.7", "192.0.2.1") for peer in ("192.0.2.1", "::ffff:192.0.2.1")),
         # Without an address the connection counts.
         *((("10.1.2.3", 1), named, "10.1.2.3") for named in (None, "192.0.2.7, 10.0.0.1", "\xe4")),
     ]
@@ -192,7 +192,8 @@ def found(known: ApiKeys, credential: str) -> str | None:
 
 def test_file_is_read_by_id(path: Path) -> None:
     b_2 = table("b_2", f'["{OTHER.upper()}", "{SHA256}"]', '["health", "detect"]')
-    path.write_text(table(more='share = 0.25\npriority = "low"') + b_2 + table("c", more='priority = "high"'))
+    text = table(more='share = 0.25\npriority = "low"') + b_2 + table("c", more='priority = "high"')
+    path.write_text(text, encoding="utf-8-sig")  # some editors write a byte order mark
     read = keys.load(path)
 
     assert {id_: (key.id, set(key.scopes), key.caller, key.caller.priority) for id_, key in read.items()} == {

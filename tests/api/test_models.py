@@ -6,10 +6,12 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import ZipFile
 
 import grpc
 import httpx
 import numpy as np
+import onnx
 import pytest
 
 from app.api import admin
@@ -107,6 +109,7 @@ OTHER = "; its config must say another `head`"
         ("yolox", lambda x: [x, x, x + 9, x + 9, 0.1, 0], "pixels", f"its boxes are x1 y1 x2 y2{OTHER}"),
         ("yolov5", lambda x: [x, 9, 4, 4, -9, -9], "pixels", "its scores are logits, such as -9.0: export it with its sigmoid"),
         ("yolov5", lambda x: [x, 9, 4, 4, 0.1, 1], "pixels", ""),  # FP16 rounds the score of its only class
+        ("yolo", lambda x: [x, 9, 4, 4, 0.01, 0.1], "pixels", f"its first score is an objectness, and not that of a class{OTHER}"),
         ("end_to_end", lambda _: [-1, -1, -1, -1, -1, -1], None, ""),
         ("end_to_end", lambda x: [0, 0, x / 9, 0.5, 0.1, 0], "normalized", ""),  # a box ends far outside
     ],
@@ -207,11 +210,19 @@ async def test_no_caller_changes_models_of_a_gateway_without_keys(tmp_path: Path
     assert not [*tmp_path.iterdir()]  # noqa: ASYNC240
 
 
-async def test_file_and_form_are_added(service: Service) -> None:
+async def test_file_and_form_are_added(service: Service, tmp_path: Path) -> None:
+    """A network with its weights in another file is added as its refusal advises."""
     said = json(await service.client.post("/models/doors?licence=MIT&labels=a,b,c", content=NETWORK, headers=ADMIN), 201)
     assert (said["name"], said["state"]) == ("doors", "not_ready")
     assert "doors:1: detection, 3 classes (a, b, c), 64 x 64" in said["detail"]
-    form = {"labels": (None, "a,b,c"), "iou": (None, "0.5"), "file": ("best.onnx", NETWORK)}
+    network, path = onnx.load_from_string(NETWORK), tmp_path / "a.onnx"
+    onnx.save(network, path, save_as_external_data=True, location="a.data", size_threshold=0)
+    refused = await service.client.post("/models/gates", content=path.read_bytes(), headers=ADMIN)
+    assert "has its weights in a.data, not beside it: add a zip" in json(refused, 422)["detail"]
+    with ZipFile(whole := tmp_path / "a.zip", "w") as archive:
+        for file in (path, tmp_path / "a.data"):
+            archive.write(file, f"export/{file.name}")
+    form: dict[str, Any] = {"labels": (None, "a,b,c"), "iou": (None, "0.5"), "file": ("best.zip", whole.read_bytes())}
     assert (await service.client.post("/models/gates", files=form, headers=ADMIN)).status_code == 201
     found = description.load(service.repository.path / "gates")
     assert found is not None

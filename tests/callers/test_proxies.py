@@ -49,7 +49,7 @@ def haproxying(sockets: Sequence[Path], folder: Path) -> Iterator[str]:
     """Run HAProxy without TLS until the block ends; yield its URL. It writes to `haproxy.log` in the folder."""
     program = require_program("haproxy", "haproxy")
     (port,) = find_free(1)
-    text, count = re.subn(r"bind :443 ssl .*", f"bind 127.0.0.1:{port}", HAPROXY.read_text(encoding="utf-8"))
+    text, count = re.subn(r"bind :::443 v4v6 ssl .*", f"bind 127.0.0.1:{port}", HAPROXY.read_text(encoding="utf-8"))
     assert count == 1
     for number, socket in enumerate(sockets, 1):
         shipped = f"unix@/run/nereid/nereid-{number}.sock"

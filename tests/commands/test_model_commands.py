@@ -188,7 +188,7 @@ def test_model_may_be_added_elsewhere_with_options(repository: Path, control: Co
     recipe = {"task": "detection", "size": [256, 128], "channels": "BGR", "scale": 1.0, "mean": [1, 2, 3], "std": [4, 5, 6]}
     recipe |= {"resize": "stretch", "head": "yolo", "iou": 0.5, "box_units": "pixels", "sizes": "width_height"}
     recipe |= {"floor": 0.001, "multi_label": True}
-    assert found["recipe"] == recipe | {"placement": "center", "interpolation": "bilinear"}
+    assert found["recipe"] == recipe | {"placement": "center", "interpolation": "bilinear", "shapes": []}
 
 
 def test_key_prints_its_credential_and_its_table(

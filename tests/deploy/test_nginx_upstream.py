@@ -1,9 +1,15 @@
 """NGINX with the shipped files in front of an instance that does as it is told: errors, headers, origins, and large bodies."""
 
+import os
+import re
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from socket import create_connection, create_server, socket
+from subprocess import Popen
 from threading import Event
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -11,13 +17,16 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from bench.harness.processes import running
+from app.host.http import get_status
+from bench.harness.processes import environment_of, running
 from tests.deploy.test_nginx import assert_problem, exchange, get
 from tests.fakes.http import Handler, serving
 from tests.faults.test_resources import NEEDS_MOUNTS
+from tests.networks import NEEDS_NETWORKS, enter, ip, network
 from tests.nginx import SHIPPED, Proxy, prepare, proxying
 from tests.processes import wait_for
-from tests.support import free_port
+from tests.sockets import NEEDS_IPV6
+from tests.support import ROOT, free_port
 
 pytestmark = pytest.mark.system
 
@@ -112,6 +121,23 @@ def test_address_of_a_container_that_is_gone_is_passed_over(tmp_path: Path) -> N
             assert [post(proxy, "/predict/200")[0] for _ in range(4)] == [200] * 4
             wait_for(lambda: len([line for line in proxy.log_lines() if line["request"] == "POST /predict/200"]) == 4)
             assert "504, 200" in {line["upstream_status"] for line in proxy.log_lines()}
+
+
+@NEEDS_IPV6
+@NEEDS_NETWORKS
+def test_pod_with_ipv6_alone_is_reached(tmp_path: Path) -> None:
+    """By its kubelet, and by NGINX, whose public ports have both families; with the setting of the images."""
+    (host,) = re.findall(r"NEREID_HOST=(\S+)", (ROOT / "Containerfile").read_text(encoding="utf-8"))
+    environment = environment_of(ROOT) | {"NEREID_HOST": host, "NEREID_TRITON_ENDPOINTS": "[::1]:1"}
+    proxy = prepare([pod := "[fd00::7]:4603"], tmp_path)
+    urls = [f"{url}/livez" for url in (f"http://{pod}", proxy.local_url, proxy.plain_url.replace("127.0.0.1", "[::1]"))]
+    with network(name := f"nereid-{os.getpid()}"), ExitStack() as stack:
+        ip("-n", name, "address", "add", "fd00::7/64", "dev", "lo", "nodad")
+        for command in ([sys.executable, "-m", "app", "api"], proxy.command):
+            process = stack.enter_context(Popen(["ip", "netns", "exec", name, *command], env=environment))
+            stack.callback(process.terminate)
+        inside = stack.enter_context(ThreadPoolExecutor(1, initializer=enter, initargs=(name,)))
+        wait_for(lambda: [*inside.map(partial(get_status, seconds=1), urls)] == [200, 200, 308])
 
 
 def test_gateway_is_told_who_asks_by_nginx_alone(proxy: Proxy) -> None:

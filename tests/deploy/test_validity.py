@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app import server
-from app.api.admin import MAX_MODEL_BYTES, ROUTES
+from app.api.admin import ROUTES
 from app.api.context import PAUSE_SECONDS
 from app.api.dialects.kserve import control
 from app.api.receiving.client_watch import body_too_large
 from app.api.routes import VERSION, ModelRoute
 from app.errors import BodyTooLarge, MalformedRequest
 from app.settings.schema import DIALECTS, Settings
+from app.zoo.recognize import MAX_MODEL_BYTES
 from tests.deploy.needs import DASHBOARD, DEPLOY, MODELS, PATHS, PROJECTS, UNITS, load, upstream
 from tests.nginx import SHIPPED, prepare
 from tests.processes import require_program
@@ -201,7 +201,7 @@ def test_limits_and_names_of_errors_are_those_of_the_gateway() -> None:
         assert f"    {error.status} {error.code};\n" in NGINX
         assert f'    {error.status} "{error.title}";\n' in NGINX
     text = (SHIPPED / "upstream.conf").read_text(encoding="utf-8")
-    assert seconds("keepalive_timeout", text) * 1000 < server._HEADER_MILLISECONDS  # noqa: SLF001
+    assert seconds("keepalive_timeout", text) < settings.keep_alive_seconds
 
 
 def test_each_path_at_which_a_model_is_asked_is_public_with_its_limit() -> None:

@@ -143,6 +143,16 @@ def test_model_of_the_session(  # noqa: PLR0913, PLR0917 - a table
         assert {examined[each].severity for each in ("model", "input_type", "batching", "queue_policy", "inference")} == {OK}
 
 
+@pytest.mark.parametrize(("waits", "says"), [(600.0, "cameras of 0.01"), (0.0, "request_timeout_ms: 1000")])
+def test_answers_come_while_frigate_waits(
+    small: Settings, capsys: Capture, monkeypatch: pytest.MonkeyPatch, waits: float, says: str
+) -> None:
+    monkeypatch.setattr(inference, "_FRIGATE_SECONDS", waits)
+    monkeypatch.setattr(inference, "_CAMERA_RATE", 0.01)  # the busiest machine has time for some cameras
+    examined = examine(msgspec.structs.replace(small, frigate_zmq="tcp://127.0.0.1:5555"), capsys)
+    assert_finding(examined["frigate"], OK if waits else WARNING, says)
+
+
 @pytest.mark.system
 def test_triton_gets_little_and_keeps_nothing(hurting: Settings, capsys: Capture) -> None:
     async def count_images() -> int:

@@ -44,8 +44,9 @@ class Receiver(ThreadingHTTPServer):
         resources = [attributes_of(part.resource) for request in self.requests for part in request.resource_spans]
         return {resource["service.name"]: resource for resource in resources}
 
-    def of_trace(self, trace_id: str) -> list[Span]:
-        return [span for span in self.spans if span.trace_id.hex() == trace_id]
+    def of_trace(self, trace_id: str) -> dict[str, Span]:
+        """Return the spans of a trace by name."""
+        return {span.name: span for span in self.spans if span.trace_id.hex() == trace_id}
 
     def named(self, name: str) -> Span:
         (span,) = [span for span in self.spans if span.name == name]

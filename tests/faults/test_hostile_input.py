@@ -10,8 +10,8 @@ import pytest
 
 from app.embedded import control
 from app.embedded.server import EmbeddedTriton
+from app.host import sandbox
 from app.settings.schema import Settings
-from app.zoo import sandbox
 from app.zoo.repository import Repository
 from tests.fakes import models
 from tests.faults import corpus

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -15,13 +15,14 @@ from PIL import Image
 
 from bench.harness.triton import Triton
 from tests.api.conftest import write_keys
+from tests.faults import models
 from tests.faults.exchange import Case, Connection, ask, ask_all, encode
 from tests.faults.meanwhile import every, meanwhile, until
-from tests.faults.serving import WORKERS, Gateway, serving, unharmed
+from tests.faults.serving import WORKERS, Gateway, gateway_to, serving, unharmed
 from tests.imaging.samples import encode as encode_image
 from tests.nginx import proxying
 from tests.processes import PATIENCE_SECONDS
-from tests.support import Samples, sample_image, scrape
+from tests.support import Samples, read_samples, sample_image, scrape
 
 _CAT = sample_image("chelsea.jpg")
 _PHOTO = encode(_CAT)
@@ -147,7 +148,7 @@ class SlowClient(NamedTuple):
     """Whether it takes the answer."""
 
 
-# A header may take 10 s; a body may pause for 10 s and take 30 s.
+# The first header may take 10 s; a body may pause for 10 s and take 30 s.
 _ALSO_AT_NGINX = [
     SlowClient(b""),
     SlowClient(_HEAD),
@@ -206,6 +207,21 @@ async def test_slow_client_is_cut_off(gateway: Gateway, tmp_path: Path) -> None:
     await until(lambda: [line["status"] for line in gateway.log_lines()[lines:]].count(408) == 3)
 
 
+async def test_connections_without_a_request_leave_their_places_to_others(null_triton: Triton, tmp_path: Path) -> None:
+    """They take all places of both workers. Connections that have had a request keep theirs."""
+    limits = ["prlimit", "--nofile=2564:2564"]
+    with serving(null_triton, tmp_path, wrapper=limits, settings={"keep_alive_seconds": 3600}) as gateway:
+        async with await Connection.open(gateway.url) as idle:
+            assert (await idle.ask(_LIVEZ)).status == 200
+            silent = [await Connection.open(gateway.url) for _ in range(5_000)]
+            await asyncio.gather(*(connection.send(_HEAD) for connection in silent[::2]))
+            assert (await ask(gateway.url, _PHOTO)).status == 200
+            await asyncio.gather(*(connection.wait_closed() for connection in silent))
+            assert (await idle.ask(_PHOTO)).status == 200
+        for connection in silent:
+            connection.abort()
+
+
 async def test_callers_with_a_key_are_served_while_others_hold_connections_and_bodies(null_triton: Triton, tmp_path: Path) -> None:
     """A route takes keys in the body: who sends none holds nothing of those that have one in a header, and leaves nothing."""
     keys = write_keys(tmp_path, ("camera", "not-a-secret", "detect"))
@@ -224,3 +240,39 @@ async def test_callers_with_a_key_are_served_while_others_hold_connections_and_b
 
     assert {answer.status for answer in answers} == {200}
     assert {429} <= others <= {408, 429, 499}
+
+
+@pytest.mark.system
+async def test_newer_frame_takes_the_place_of_one_that_waits(triton: Triton, tmp_path: Path) -> None:
+    """A single request holds the one place at the model. Connections are not kept, so any worker may get the next frame."""
+    client = httpx.AsyncClient(timeout=PATIENCE_SECONDS, limits=httpx.Limits(max_keepalive_connections=0))
+    settings = {"model": "faulty", "max_requests": 1, "timeout_seconds": PATIENCE_SECONDS}
+    with gateway_to(triton, tmp_path, **settings) as gateway, unharmed(gateway):
+        async with client:
+            client.base_url = httpx.URL(gateway.url)
+
+            def send(stream: str, path: str = "/detect", **content: Any) -> asyncio.Task[httpx.Response]:  # noqa: ANN401
+                return asyncio.create_task(client.post(path, headers={"X-Stream": stream}, **(content or {"content": _CAT})))
+
+            def are(waiting: int, active: int = 1) -> bool:
+                found = read_samples(httpx.get(f"{gateway.url}/metrics").text)
+                return [found.get(f'api_model_{kind}_requests{{model="faulty"}}', 0) for kind in ("waiting", "active")] == [
+                    waiting,
+                    active,
+                ]
+
+            assert (await send("a name")).json()["code"] == "invalid_parameter"
+            async with models.faulty(triton.repository, "hang"):
+                single = send("")  # no stream
+                await until(lambda: are(0))
+                left, yard, newest = send("gate"), send("yard"), send("door")
+                await until(lambda: are(3))
+                left.cancel()
+                for path, content in [("/detect", {}), ("/v1/vision/detection", {"files": {"image": _CAT}})] * 2:
+                    await until(lambda: are(2))
+                    older, newest = newest, send("door", path, **content)
+                    assert (await older).status_code == 409
+            assert [(await answer).status_code for answer in (single, yard, newest)] == [200] * 3
+            await until(lambda: are(0, 0))
+            found = await scrape(client)
+            assert (found['api_errors_total{code="superseded"}'], found['api_reserved_bytes{purpose="images"}']) == (4, 0)

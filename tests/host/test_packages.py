@@ -1,17 +1,20 @@
-"""Packages: downloaded, opened, checked and installed, by the real pip and from a folder of small real wheels."""
+"""Packages: downloaded, opened, checked and installed, by the real pip and from a folder of small real wheels; and hostile zips."""
 
 import hashlib
 import os
 import random
+import stat
 import subprocess
 import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from app.host import archive
 from app.host.packages import download_wheel, extract_member, make_environment, verify_sha256
 from app.host.program import CommandError
 
@@ -137,3 +140,27 @@ def test_environment_has_what_is_required_by_its_hash_and_nothing_of_ours(index:
     command = [str(environment / "bin" / "python"), "-I", "-c", code]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42 None\n"
     assert not (environment / "old").exists()
+
+
+(LINK := zipfile.ZipInfo("b")).external_attr = stat.S_IFLNK << 16
+
+
+@pytest.mark.parametrize(
+    ("members", "needed", "result"),
+    [
+        ({"in/a.onnx": "1", "in/b": "2", "b": "3", "in/c": "4", "__MACOSX/in/._a.onnx": "5"}, "b", "12"),
+        ({"a.onnx": "1", "b": "2", "../c": "3", "/d": "4", "..": "5", "unneeded": 101 * "6"}, "b ../c /d .. missing", "12"),
+        ({"a.onnx": "1", LINK: "/etc/passwd"}, "b", "'b' in the zip is not a plain file"),
+        ({"a.onnx": 101 * "1"}, "", "too large when it is unpacked"),
+        ({"a.onnx": "1", "b": 50 * "2", "c": 50 * "3"}, "b c", "too large when it is unpacked"),
+        ({"a.onnx": "1", "b.onnx": "2"}, "", "contains 2 files [*].onnx, not one"),
+    ],
+)
+def test_zip_gives_what_is_needed(tmp_path: Path, members: dict[str | zipfile.ZipInfo, str], needed: str, result: str) -> None:
+    with zipfile.ZipFile(path := tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as whole:
+        for name, content in members.items():
+            whole.writestr(name, content)
+    with nullcontext() if result.isdigit() else pytest.raises(CommandError, match=result):
+        archive.unpack(path, folder := tmp_path / "folder", ".onnx", lambda _: needed.split(), 100)
+        assert sorted(file.read_text() for file in folder.iterdir()) == [*result]
+    assert {*tmp_path.iterdir()} == {path, tmp_path / "folder"}

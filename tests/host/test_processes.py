@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -211,6 +212,8 @@ def test_ipv4_address_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
         socket, "getaddrinfo", lambda _, *others, **how: look_up("::1", *others, **how) + look_up("127.0.0.1", *others, **how)
     )
     assert resolve("both") == "127.0.0.1"
+    monkeypatch.setattr(socket, "socket", Mock(side_effect=OSError))  # the kernel has no IPv6
+    assert resolve("::") == ALL
 
 
 def test_socket_is_free_unless_someone_listens_there(tmp_path: Path) -> None:

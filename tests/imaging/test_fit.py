@@ -12,6 +12,7 @@ from app.imaging import jpeg
 from app.imaging.fit import CenterCrop, Letterbox, Line, Page, Stretch, canvas_size, page_size
 from app.imaging.patch import Patch
 from app.imaging.transform import ImageTransform
+from app.model.shapes import rectangles
 from app.model.triton_config import Interpolation
 from tests.imaging.samples import gradient
 from tests.model.configs import spec_of, table
@@ -19,9 +20,15 @@ from tests.model.configs import spec_of, table
 SIDES = st.integers(1, 16384)
 CANVAS_SIDES = st.sampled_from([32, 320, 416, 480, 640, 1280, 8192])
 LETTERBOXES = st.builds(
-    Letterbox, st.tuples(CANVAS_SIDES, CANVAS_SIDES), st.sampled_from(["center", "top_left"]), st.booleans(), st.just(114)
+    Letterbox,
+    st.tuples(CANVAS_SIDES, CANVAS_SIDES),
+    st.sampled_from(["center", "top_left"]),
+    st.booleans(),
+    st.just(114),
+    shapes=st.sampled_from([(), ((320, 192), (192, 320), (640, 480))]),
 )
 CENTRED = Letterbox((640, 640), "center", enlarge=True, pad=114)
+SHAPES = CENTRED._replace(shapes=rectangles(640, 32))
 
 
 def noise(width: int, height: int) -> NDArray[np.uint8]:
@@ -33,7 +40,8 @@ def test_letterboxed_image_lies_inside_the_canvas_and_boxes_come_back(
     box: Letterbox, width: int, height: int, corners: list[float]
 ) -> None:
     transform = box.fit(width, height)
-    right, bottom = box.canvas_size[0] - transform.left - transform.width, box.canvas_size[1] - transform.top - transform.height
+    columns, rows = canvas_size(box, transform)
+    right, bottom = columns - transform.left - transform.width, rows - transform.top - transform.height
     scale = min(box.canvas_size[0] / width, box.canvas_size[1] / height, *([] if box.enlarge else [1.0]))
     rounding = 0.5 if box.placement == "center" else 1
 
@@ -58,6 +66,12 @@ def test_letterboxed_image_lies_inside_the_canvas_and_boxes_come_back(
         (CENTRED, (640, 426), (0, 107, 640, 426)),
         (CENTRED, (333, 500), (107, 0, 426, 640)),
         (CENTRED, (1920, 1080), (0, 140, 640, 360)),
+        # With `auto=True`, also where one more row of padding is below, or no rectangle holds the image.
+        (SHAPES, (1920, 1080), (0, 12, 640, 360)),
+        (SHAPES, (640, 427), (0, 10, 640, 427)),
+        (SHAPES, (333, 500), (11, 0, 426, 640)),
+        (SHAPES, (1500, 2000), (0, 0, 480, 640)),
+        (SHAPES, (500, 499), (0, 0, 640, 639)),
         # Width and height on a canvas of 416 pixels are truncated, as in preproc of YOLOX.
         (Letterbox((416, 416), "top_left", enlarge=True, pad=114), (999, 1), (0, 0, 416, 1)),
         (Letterbox((640, 480), "center", enlarge=True, pad=114), (1000, 1000), (80, 0, 480, 480)),

@@ -65,7 +65,7 @@ def test_every_parameter_is_read() -> None:
 
 
 def test_invalid_parameter_is_named() -> None:
-    invalid: list[dict[str, Any]] = [{"scale": "nan"}, {"resize": "fit"}, {"mean": "0,nan,0"}, {"std": "1,1,0"}]
+    invalid: list[dict[str, Any]] = [{"scale": "nan"}, {"resize": "fit"}, {"mean": "0,nan,0"}, {"std": "1,1,0"}, {"shapes": "640"}]
     for parameters in invalid:
         with pytest.raises(UnsupportedModel, match=rf"the config of m has an invalid parameter: .*{next(iter(parameters))}"):
             spec_of(**parameters)
@@ -106,6 +106,14 @@ def test_variable_input_size_is_read_from_the_parameters() -> None:
     for parameters, input_size in cases:
         assert spec_of(image=VARIABLE, **parameters).input_size == input_size
         assert spec_of(image=table(3, 96, -1), **parameters).input_size == (input_size[0], 96)
+
+
+def test_shapes_are_those_of_letterboxed_inputs_of_dynamic_size_with_boxes_in_pixels() -> None:
+    given: dict[str, Any] = {"image": VARIABLE, "shapes": "640x480,640x384", "box_units": "pixels"}
+    assert spec_of(*END_TO_END, **given).shapes == spec_of(YOLO, **given).shapes == ((640, 384), (640, 480))
+    assert spec_of(YOLOX, **given).shapes == ()
+    for other in ({"image": IMAGES}, {"image": FILE, "square": "640"}, {"resize": "stretch"}, {"box_units": "normalized"}):
+        assert spec_of(*END_TO_END, **given | other).shapes == ()
 
 
 def test_model_that_takes_the_file_has_its_size_in_the_config_and_may_tell_what_it_could_not_decode() -> None:

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady
+from app.model.spec import from_triton_config
 from app.pipeline import triton_calls
 from app.resilience.fairness import Caller
 from app.telemetry.trace_context import TraceContext
 from app.triton.shared_memory import SHM
 from app.triton.status import Overloaded
-from tests.fakes.triton import GONE, SPEC, Refusal, infer_response
+from tests.fakes.triton import CONFIG, GONE, SPEC, Refusal, config_with, infer_response
 from tests.pipeline.conftest import BROKEN, FULL, LATE, MISSHAPEN, STOPPING, fail, is_closed
 from tests.support import eventually
 from tests.world import IMAGE, World
@@ -140,6 +141,21 @@ async def test_few_requests_are_tried_again(world: World) -> None:
     world.fake.next_refusals = [STOPPING]
 
     assert await world.infer()
+
+
+@pytest.mark.world(max_calls=1)
+async def test_images_of_one_shape_share_a_call(world: World) -> None:
+    shapes: dict[str, Any] = {"max_batch_size": 2, "input": [{**CONFIG["input"][0], "dims": [-1, -1, 3]}]}
+    world.fake.config = config_with(square="64", shapes="64x32", box_units="pixels") | shapes
+    spec = from_triton_config(world.fake.config, "1")
+    world.hold()
+    asking = await world.start(spec=spec)
+    asking += [asyncio.create_task(world.infer(spec=spec, size=size)) for size in (*spec.shapes, spec.input_size) * 2]
+    await eventually(lambda: len(world.batchers["tiny"].waiting) == 4)
+    world.let_answer()
+    await asyncio.gather(*asking, return_exceptions=True)  # the answer is that for one image
+
+    assert [[*request.inputs[0].shape] for request in world.fake.requests[1:3]] == [[2, 32, 64, 3], [2, 64, 64, 3]]
 
 
 @pytest.mark.world(max_calls=2)

@@ -1,5 +1,7 @@
 """Requests for one model at two workers: who is admitted, who waits, and who is rejected."""
 
+import asyncio
+import random
 from asyncio import Task
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,12 +10,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from app.errors import DeadlinePassed, GatewayFull
+from app.errors import DeadlinePassed, GatewayFull, Superseded
 from app.resilience import model_queue
 from app.resilience.batch_queue import BatchQueue
+from app.resilience.concurrency import BatchTimes
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import Caller
 from app.resilience.model_queue import ModelQueue, Permit
+from app.resilience.streams import StreamQueue
 from tests.machines import Machine, check
 
 MAX_WAIT = 2**-4
@@ -227,3 +231,56 @@ class Queues(Machine):
 @pytest.mark.parametrize("runs", [13, pytest.param(40, marks=pytest.mark.system)])
 def test_queues_of_two_workers(runs: int) -> None:
     check(Queues, runs=runs, steps=40)
+
+
+CAMERAS, INTERVAL, CALL, STEP, SECONDS = 16, 0.2, 0.05, 0.005, 8
+
+
+class Cameras(Machine):
+    """Two workers get four times as many frames as a model can take, one at a time, and single requests of the first caller."""
+
+    TIMED = tuple(f"app.resilience.{name}" for name in ("streams", "model_queue", "rounds", "concurrency", "deadline"))
+    free_at = 0.0
+
+    async def ask(self, lines: tuple[ModelQueue, StreamQueue], caller: Caller, stream: str) -> None:
+        began, (queue, frames), deadline = self.clock.now, lines, Deadline.after(60)
+        try:
+            permit = await (frames.admit(caller, stream, 0.0, deadline) if stream else queue.admit(caller, deadline))
+        except Superseded:
+            return
+        with permit:
+            self.free_at = max(self.free_at, began_at := self.clock.now) + CALL
+            await asyncio.sleep(self.free_at - began_at)
+            permit.measure(BatchTimes(0.0, self.clock.now - began_at))
+        self.took[stream].append(self.clock.now - began)
+
+    @rule(seed=st.integers(0, 99), callers=st.sampled_from([1, 2, CAMERAS]), is_by_camera=st.booleans())
+    def film(self, seed: int, callers: int, is_by_camera: bool) -> None:  # noqa: FBT001 - hypothesis names it
+        queues = [(table, ModelQueue(table, "tiny", 128, target_seconds=2.5)) for table in self.open_tables(2)]
+        lines = [(queue, StreamQueue(queue, table, "tiny")) for table, queue in queues]
+        chance, start = random.Random(seed), self.clock.now  # noqa: S311 - reproducible
+        due = {"": start} | {f"camera {number}": start + chance.uniform(0, INTERVAL) for number in range(CAMERAS)}
+        self.took: dict[str, list[float]] = {stream: [] for stream in due}
+        tasks: list[Task[None]] = []
+        while self.clock.now < start + SECONDS:
+            for number, (stream, at) in enumerate(due.items()):
+                if at <= self.clock.now:
+                    due[stream] += INTERVAL if stream else 1.0
+                    line = lines[number % 2 if is_by_camera else chance.randrange(2)]
+                    tasks.append(self.start(self.ask(line, Caller(f"caller {number % callers}"), stream)))
+            self.skip(STEP)
+        single, *cameras = (list(took) for took in self.took.values())
+        while not all(task.done() for task in tasks):  # no newer frames come
+            self.skip(STEP)
+
+        assert not any(queue.in_progress or len(frames) for queue, frames in lines)
+        numbers = [*map(len, cameras)]
+        assert max(numbers) - min(numbers) <= 2
+        assert sum(numbers) + len(single) >= SECONDS / CALL - 2  # the model was never idle
+        # A single request of another caller may come between.
+        assert max(map(max, cameras)) <= INTERVAL + (2 + (callers > 1)) * CALL + 2 * STEP
+        assert max(single) <= CALL + 2 * CALL + 2 * STEP
+
+
+def test_cameras_get_equal_numbers_of_fresh_answers() -> None:
+    check(Cameras, runs=3, steps=1)

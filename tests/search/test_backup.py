@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from app.__main__ import main
-from app.embedded.postgres.backup import _command, backup, restore
+from app.embedded.postgres.backup import _command, _run, backup, restore
 from app.host.program import CommandError
 from app.search.engine import NewImage, Page, TextPart, Vector, VectorIndex
 from app.search.postgres.engine import PostgresEngine
@@ -86,11 +86,26 @@ async def test_restored_backup_finds_the_same(
 
 @pytest.mark.parametrize(
     "url",
-    ["//u:se%2Fcret@db/n", "//u:se/cret@db/n?sslmode=prefer", "//db/n?user=u&password=se%2Fcret", "///n?password=se/cret&host=db"],
+    [
+        "//u:se%2Fcret@db/n",
+        "//u:se/cret@db/n?sslmode=prefer",
+        "//db/n?user=u&p%61ssword=se%2Fcret",
+        "///n?password=se/cret&host=db",
+    ],
 )
 def test_password_of_the_database_is_on_no_command_line(url: str) -> None:
-    command, variables = _command(Settings(database_url=f"postgresql:{url}"), "psql")
-    assert ("cret" in "".join(command), variables["PGPASSWORD"]) == (False, "se/cret")
+    with _command(Settings(database_url=f"postgresql:{url}"), "psql") as (command, variables):
+        assert ("cret" in "".join(command), variables["PGPASSWORD"]) == (False, "se/cret")
+
+
+async def test_secret_without_a_variable_reaches_the_program(postgres: Server) -> None:
+    """By a file. A server that knows no certificates does not ask for it."""
+    settings = msgspec.structs.replace(postgres.settings, database_url=f"{postgres.url('postgres')}&sslpassword=se%20cret")
+    with _command(settings, "psql", "--command=SELECT 1") as (command, variables):
+        assert "se cret" not in " ".join([*command, *variables.values()])
+        with open(variables["PGSERVICEFILE"]) as file:  # noqa: ASYNC230, PTH123 - it is short
+            assert file.read() == "[nereid]\nsslpassword=se cret\n"
+    assert "1 row" in await asyncio.to_thread(_run, settings, "psql", "--no-psqlrc", "--command=SELECT 1")
 
 
 async def test_restore_is_refused_where_its_indexes_would_be_damaged(postgres: Server, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -12,15 +14,23 @@ import pytest
 from app.errors import GatewayFull, InvalidParameter, SearchUnavailable, UnknownRecord
 from app.search.engine import FacePart, Failure, Filter, NewImage, ObjectPart, Page, TextPart, Vector
 from app.search.postgres.engine import PostgresEngine
+from tests.postgres import Server, pooled
 
 PAGE = Page(10)
 IMAGE, FACE = "embedding:1", "faces_description:1"
 
 
-@pytest.fixture(params=[pytest.param("postgres16", marks=pytest.mark.system), "postgres"])
-async def database(request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    async with request.getfixturevalue(request.param).fresh() as url:
-        yield url
+@pytest.fixture(
+    params=["postgres", *(pytest.param(name, marks=pytest.mark.system) for name in ("postgres16", "session", "transaction"))]
+)
+async def database(request: pytest.FixtureRequest, postgres: Server, tmp_path: Path) -> AsyncIterator[str]:
+    with ExitStack() as stack:
+        is_pooled = request.param in {"session", "transaction"}  # modes of a pooler
+        server = (
+            stack.enter_context(pooled(postgres, request.param, tmp_path)) if is_pooled else request.getfixturevalue(request.param)
+        )
+        async with server.fresh() as url:
+            yield url
 
 
 @pytest.fixture(name="engine")

@@ -43,7 +43,7 @@ def own(settings: Settings, networks: dict[str, Path], tmp_path_factory: pytest.
         sha256=digest,
     )
     home = triton_home(tmp_path_factory.mktemp("triton"))
-    return msgspec.structs.replace(settings, model_repository=str(repository), triton_home=home)
+    return msgspec.structs.replace(settings, model_repository=str(repository), triton_home=home, shapes="square")
 
 
 async def check_boxes(gateway: httpx.AsyncClient, pixel_model: str, file_model: str, images: Sequence[Path]) -> None:

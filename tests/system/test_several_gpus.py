@@ -33,7 +33,7 @@ from tests.faults import models
 from tests.faults.exchange import Line, ask, encode
 from tests.faults.meanwhile import traffic
 from tests.faults.serving import count_images, gateway_to, stopped
-from tests.networks import bring_up, enter, ip, network
+from tests.networks import NEEDS_NETWORKS, bring_up, enter, ip, network
 from tests.processes import PATIENCE_SECONDS
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import triton_home
@@ -220,10 +220,7 @@ async def until_answered(url: str) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.skipif(
-    subprocess.run(["unshare", "--net", "ip", "link"], check=False, capture_output=True).returncode != 0,
-    reason="a network of its own needs root or CAP_NET_ADMIN, and ip from iproute2",
-)
+@NEEDS_NETWORKS
 async def test_network_that_swallows_everything_costs_a_deadline_at_most(tmp_path: Path) -> None:
     """Nothing comes back from there, not even a refusal."""
     models.write(folder := tmp_path / "models")

@@ -41,8 +41,8 @@ def own(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Setting
         if is_there(task, form):
             export = str(FOLDER / task / f"{form}.onnx")
             assert main(["add", export, "--name", f"{task}_{form}", "--licence", "none", "--out", str(repository)]) == 0
-    home = triton_home(tmp_path_factory.mktemp("triton"))
-    return msgspec.structs.replace(settings, model_repository=str(repository), triton_home=home, model="seg_raw")
+    own = {"model_repository": str(repository), "triton_home": triton_home(tmp_path_factory.mktemp("triton"))}
+    return msgspec.structs.replace(settings, **own, model="seg_raw", shapes="square")  # as the predictor was asked
 
 
 async def ask(gateway: httpx.AsyncClient, task: str, form: str, **parameters: str) -> dict[str, Any]:

@@ -136,6 +136,16 @@ async def test_unit_of_boxes_is_not_guessed_and_is_kept_if_it_cannot_be_asked_ag
         fake_triton[1].connection += 1
 
 
+@pytest.mark.parametrize("is_square", [False, True])
+async def test_settings_can_want_squares_alone(fake_triton: Fake, is_square: bool) -> None:  # noqa: FBT001
+    fake_triton[0].config = config_with(shapes="64x32", box_units="pixels") | {
+        "input": [{**CONFIG["input"][0], "dims": [-1, -1, 3]}]
+    }
+    cache = SpecCache(fake_triton[1], Completion(lambda config: config, AsyncMock(), is_square))
+
+    assert (await cache.get("tiny")).shapes == (() if is_square else ((64, 32),))
+
+
 SECONDS = 30.0
 
 

@@ -80,6 +80,8 @@ def head_tensors(head: str, unit: tuple[int, int] | None = None) -> dict[str, ND
         "rtdetr": {"output0": np.hstack([centres, sizes, scores])},
         "rtdetr_topk": {"output0": np.hstack([centres, sizes, objectness, classes])},
         "rfdetr": {"dets": np.hstack([centres, sizes]), "labels": random.uniform(-5, 3, (rows, 4))},
+        "detr": {"logits": random.uniform([-5, -5, -5, 0], [3, 3, 3, 6], (rows, 4)), "pred_boxes": np.hstack([centres, sizes])},
+        "detr_sigmoid": {"logits": random.uniform(-5, 3, (rows, 3)), "pred_boxes": np.hstack([centres, sizes])},
         "dfine": {"labels": classes[:, 0], "boxes": np.hstack(corners), "scores": objectness[:, 0]},
     }
     return tensors[head]

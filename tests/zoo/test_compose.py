@@ -30,6 +30,7 @@ from tests.support import IMAGES, SHARED
 from tests.zoo.exported import FEATURES, IN_PIXELS, WIDE, exported, feature_tensors, head_tensors, parse
 
 MAX_PAIRS = 30_000
+AS_CENTRES = ("rtdetr", "rtdetr_topk", "rfdetr", "detr", "detr_sigmoid")
 
 Floats = NDArray[np.float32]
 
@@ -101,15 +102,18 @@ def found_once(tensors: Mapping[str, Floats], recipe: DetectionRecipe) -> Detect
             boxes, scores, classes = head[:, :4], head[:, 4], head[:, 5]
         case "rtdetr", [head]:
             boxes, scores, classes = head[:, :4], head[:, 4:].max(axis=1), head[:, 4:].argmax(axis=1)
-        case "rfdetr", [boxes, logits]:
-            probabilities = (1 / (1 + np.exp(-logits[:, :-1]))).astype(np.float32)
+        case ("rfdetr", [boxes, logits]) | ("detr_sigmoid", [logits, boxes]):
+            probabilities = (1 / (1 + np.exp(-logits[:, :3]))).astype(np.float32)
             query, classes = np.divmod(np.arange(probabilities.size), probabilities.shape[1])
             boxes, scores = boxes[query], probabilities.ravel()
+        case "detr", [logits, boxes]:
+            shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+            scores, classes = shares[:, :-1].max(axis=1), shares[:, :-1].argmax(axis=1)
         case "four_tensors", [count, *rows]:
             boxes, scores, classes = (tensor[: int(count[0])] for tensor in rows)
         case _:
             classes, boxes, scores = tensors.values()
-    if recipe.head in ("rtdetr", "rtdetr_topk", "rfdetr"):
+    if recipe.head in AS_CENTRES:
         boxes = np.hstack([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2])
     if recipe.head not in IN_PIXELS or recipe.box_units == "normalized":
         boxes = boxes * np.array(recipe.size * 2, np.float32)
@@ -245,7 +249,7 @@ def test_candidates_are_limited_before_suppression() -> None:
     ("head", "unit"),
     [
         *((head, "pixels") for head in IN_PIXELS),
-        *((head, "normalized") for head in (*IN_PIXELS, "yolox", "rtdetr", "rtdetr_topk", "rfdetr", "dfine")),
+        *((head, "normalized") for head in (*IN_PIXELS, *AS_CENTRES, "yolox", "dfine")),
     ],
 )
 def test_every_head_is_decoded_as_in_a_textbook(

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from app.imaging.fit import canvas_size, fit_for
 from app.model.spec import ModelSpec
@@ -23,7 +23,7 @@ from tests.zoo.exported import WIDE, exported, head_tensors, parse
 ANCHORS = 1344
 """At 256 x 256 pixels; 1360 with a stride of 64."""
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-ULTRALYTICS = {"task": "detect", "stride": 32, "imgsz": [256, 256]}
+ULTRALYTICS = {"author": "Ultralytics", "task": "detect", "stride": 32, "imgsz": [256, 256]}
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -39,7 +39,6 @@ def one(*shape: int) -> Shapes:
 @pytest.mark.parametrize(
     ("outputs", "metadata", "head"),
     [
-        (one(7, ANCHORS), {"names": names(3)}, "yolo"),
         (one(3 * ANCHORS, 8), {"names": names(3), "stride": 32}, "yolov5"),
         (one(1360, 8), {"names": names(3)}, "yolov5"),
         (one(300, 6), {"names": names(80)}, "end_to_end"),
@@ -71,7 +70,12 @@ def said(rows: NDArray[Any], **metadata: Any) -> onnx.ModelProto:  # noqa: ANN40
     return exported({"output0": rows}, WIDE, **{"names": names(3), **metadata})
 
 
+def detr(count: int, head: str = "detr") -> onnx.ModelProto:
+    return exported(head_tensors(head), WIDE, names=names(count))
+
+
 YOLO, DECODED = table("yolo"), table("yolov5")[:672]
+OBJECTS = DECODED[:, [0, 1, 2, 3, 5, 4, 6, 7]]
 FEW: dict[str, Any] = {**ULTRALYTICS, "names": names(2)}
 ROUNDED, LOGITS = (np.vstack([YOLO[:4], YOLO[4:] - less]) for less in (0.004, 9))
 CHOSEN = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.0, 2.0, 3.0), "resize": "stretch", "iou": 0.4}
@@ -92,6 +96,7 @@ CHOSEN = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.
         (said(table("rtdetr_topk"), **FEW), {}, {"head": "rtdetr_topk"}),
         (said(table("rtdetr")), {"head": "rtdetr"}, {"head": "rtdetr", "resize": "stretch"}),
         (said(table("end_to_end", (1, 1)), **FEW), {}, {"head": "end_to_end", "box_units": "normalized"}),
+        (detr(3), {}, {"head": "detr", "resize": "letterbox", "placement": "top_left", **IMAGENET}),
     ],
 )
 def test_rows_for_a_picture_tell_what_shapes_do_not(
@@ -146,6 +151,38 @@ def test_size_is_the_fixed_one_or_the_users_or_the_exporters() -> None:
     for size, exporter, said in ((fixed, [640, 640], fixed), (variable, [128, 256], None), (variable, [640, 640], fixed)):
         network = exported(one(20, 6), size, symbolic=True, imgsz=exporter)
         assert recognize(network, Options(size=said, labels=("a",))).recipe.size == fixed
+
+
+def test_squares_of_ultralytics_whose_sides_are_dynamic_have_rectangles() -> None:
+    upright, dynamic = ((256, 192), (192, 256)), {"width": "width", "author": "Ultralytics", "stride": 32}
+    for differing, shapes in (
+        ({}, ((256, 160), (160, 256), *upright)),
+        ({"stride": 64}, upright),
+        ({"imgsz": [128, 256]}, ()),
+        ({"author": "Megvii"}, ()),
+        ({"width": 256}, ()),
+    ):
+        given: dict[str, Any] = {**ULTRALYTICS, "names": names(2), "args": {"nms": True}, **dynamic, **differing}
+        network = exported(one(300, 6), (given.pop("width"), "height"), **given)
+        assert recognize(network, Options()).recipe.shapes == shapes
+
+
+def test_versions_have_rectangles_if_all_can_have_them(repository: Repository) -> None:
+    """Of a network with an anchor for each cell; production has squares, because an engine is for one size."""
+    weights = np.array([[150, 0, 60], [0, 150, 80], [0, 0, 9], [6, 0, 0], [0.3, 0.2, 0.3], [0.1, 0.3, 0.1]], np.float32)
+    cells = [
+        f"p{side} = AveragePool <kernel_shape = [{side}, {side}], strides = [{side}, {side}]> (images)"
+        f"\n c{side} = Conv (p{side}, weights)\n r{side} = Reshape (c{side}, rows)"
+        for side in (8, 16, 32)
+    ]
+    for version, sides in enumerate(("height, width", "256, 256"), 1):
+        body = "\n".join(("rows = Constant <value_ints = [0, 6, -1]> ()", *cells, "output0 = Concat <axis = 2> (r8, r16, r32)"))
+        network = parse(f"network (float[batch, 3, {sides}] images) => (float[batch, 6, anchors] output0) {{ {body} }}")
+        network.graph.initializer.append(numpy_helper.from_array(weights[:, :, None, None], "weights"))
+        helper.set_model_props(network, {key: str(value) for key, value in {**ULTRALYTICS, "names": names(2)}.items()})
+        adding.added(network, repository)
+        embedded, production = (adding.spec_of(repository, is_embedded=each) for each in (True, False))
+        assert (len(embedded.shapes), production.shapes, production.image_shape) == (4 * (version == 1), (), (256, 256, 3))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +249,8 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
         (exported(one(ANCHORS, 8), names=names(3)), {}, f"{ASKED}yolov5 or --head yolox$"),
         (said(DECODED, names=names(4)), {}, f"{ASKED}yolo or --head yolov5$"),  # or YOLOv8, transposed
-        (said(table("yolov5"), names=names(4)), {}, "has 3 classes, not 4: say"),
+        (said(OBJECTS, names=names(4)), {}, "has 3 classes, not 4: say"),
+        (said(OBJECTS.T, names=names(4)), {}, "its first score is an objectness, and not that of a class"),
         (said(table("yolov5")[:, :6], names=names(2)), {}, "has 1 class, not 2: say"),
         (exported(one(300, 6), **FEW), {}, f"{ASKED}end_to_end or --head rtdetr or --head rtdetr_topk$"),
         (exported(one(300, 7), names=names(3)), {}, f"{ASKED}rtdetr$"),  # or oriented boxes
@@ -228,6 +266,8 @@ def same(takes: str, *others: str, made: str = "Identity", of: str = "") -> onnx
         (said(table("rtdetr", WIDE)), {"head": "rtdetr"}, "its boxes are no fractions of the input"),
         (said(table("yolo", (1, 1))), {"box_units": "pixels"}, "has boxes in fractions of the input: leave out --box-units"),
         (said(np.vstack([table("yolo", (1, 1)), YOLO[:1]]), task="obb"), {}, "as only detectors may have; export it with boxes in"),
+        (detr(4), {}, "has 3 classes, not 4: say"),
+        (detr(4), {"head": "detr_sigmoid"}, "its last column is that of no object"),
         (ninety_one(9), {}, "with 91 names, of which one is N/A"),
         (
             parse(NETWORKS["text_detection"]),

@@ -5,7 +5,8 @@ If several checks fail, the response reports the first in this order:
     400  the framing is wrong                                           `check_framing`
     404  no route has the path; 405 for the method                      Litestar
     401  no API key, or a wrong one; 403 if it lacks the scope          `guard_key`
-    415  the declared encoding, or type of a batch; 413 the length      `guard_payload`
+    415  the declared encoding, or type of a batch; 413 the length,     `guard_payload`
+         400 the name of a stream
     503  the model's circuit is open                                    `guard_circuit`
     429  the gateway is full                                            `check_capacity`
 
@@ -14,6 +15,7 @@ key is valid, none is needed, or it may come with the body, which `admit_with_bo
 body must arrive within two seconds, and counts against a budget that all anonymous requests share.
 """
 
+import re
 from collections.abc import Mapping
 from typing import cast
 from urllib.parse import parse_qs
@@ -22,7 +24,7 @@ from litestar.exceptions import NotFoundException
 from litestar.types import Guard, HTTPScope
 
 from app.api.caller.check import Connection, require_key
-from app.api.context import context_of, header_of
+from app.api.context import STREAM_PATTERN, context_of, header_of
 from app.api.dependencies import WorkerResources, worker_of
 from app.api.parameters.parse import MODEL_NAMES
 from app.api.receiving import content_encoding
@@ -30,7 +32,7 @@ from app.api.receiving.body import needs_parsing
 from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import media_type
 from app.api.routes import ModelRoute
-from app.errors import MalformedRequest, UnsupportedMediaType
+from app.errors import InvalidParameter, MalformedRequest, UnsupportedMediaType
 from app.model.reference import split_reference
 
 MAX_PATH = 1024
@@ -81,7 +83,9 @@ def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: Work
         return
     # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
     if not model or pipeline.tritons.is_usable(model):
-        pipeline.admission.check(split_reference(model)[0], context.caller, is_batch=route.takes == "images")
+        is_batch = route.takes == "images"
+        is_frame = bool(context.stream) and not is_batch
+        pipeline.admission.check(split_reference(model)[0], context.caller, is_batch=is_batch, is_frame=is_frame)
 
 
 async def guard_key(connection: Connection, route: ModelRoute) -> None:
@@ -106,6 +110,8 @@ async def guard_payload(connection: Connection, route: ModelRoute) -> None:
         raise UnsupportedMediaType(f"{found}; send multipart/form-data or application/json")
     if context.content_encoding:
         content_encoding.check(context.content_encoding)
+    if context.stream and not re.fullmatch(STREAM_PATTERN, context.stream):
+        raise InvalidParameter("X-Stream has 1 to 64 letters, digits, and characters of . _ -")
     limits = deployment.batch_limits if route.takes == "images" and not context.is_anonymous else deployment.body_limits
     if route.takes == "text":
         limits = limits._replace(max_bytes=_TEXT_BYTES)

@@ -7,6 +7,7 @@ the checks before Litestar's own.
 import asyncio
 import random
 import re
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ _MAX_PATH = 200
 _MAX_METHOD = 32
 _PACED = {401, 429}  # delayed on purpose if there are many, and then not logged as slow
 _CLIENT_GONE = 499
+_LAST = [(b"connection", b"close")]
+"""Headers before a stop: whoever kept the connection would lose the next request."""
 _OK = 200
 _INTERNAL_ERROR = 500
 _UNAVAILABLE = 503
@@ -53,6 +56,7 @@ class RequestContextMiddleware:
         self.app = app
         self._resources = resources
         self._proxies = resources.deployment.trusted_proxies
+        self._caller_at = lru_cache(4096)(partial(caller_at, inside=self._proxies))  # hashing networks takes long
         self._tracing = tracing
         self._rejections = RejectionPacer()
 
@@ -72,8 +76,9 @@ class RequestContextMiddleware:
         context = RequestContext(request_id, content_type.decode("latin-1"), encoding.decode("latin-1"))
         context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
         scope.setdefault("state", {})["request_context"] = context
+        context.stream = headers.get(b"x-stream", b"").decode("latin-1")
         context.client_address = context.log_fields["client"] = client_address(scope, headers, self._proxies)
-        context.caller = caller_at(context.client_address)
+        context.caller = self._caller_at(context.client_address)
         metrics = self._resources.metrics
         # HeadMiddleware may change the method in the scope, and DispatchMiddleware the path.
         method, path = scope["method"][:_MAX_METHOD], _printable(scope["path"])
@@ -93,12 +98,17 @@ class RequestContextMiddleware:
                 context.status = int(message["status"])
                 if context.status in _PACED and not context.is_passed_on:
                     await self._rejections.pace(context.caller, context.request_bytes)
-                message["headers"] = [*message["headers"], *_headers(context)]
+                message["headers"] = [
+                    *message["headers"],
+                    *_headers(context),
+                    *(_LAST if self._resources.closes_connections else ()),
+                ]
             await send(message)
             context.response_bytes += _body_size(message)
 
         unsent_status = _INTERNAL_ERROR
         metrics.active_requests.add(1)
+        self._resources.client_ports[context] = str((scope.get("client") or ("", 0))[1])
         try:
             await self.app(scope, receive_and_count, send_with_headers)
         except asyncio.CancelledError:
@@ -107,6 +117,7 @@ class RequestContextMiddleware:
         finally:
             status = _CLIENT_GONE if context.is_client_gone else context.status or unsent_status
             metrics.active_requests.add(-1)
+            del self._resources.client_ports[context]
             self._report(scope, method, path, context, status)
             if span is not None:
                 _end(span, scope, context, status)

@@ -163,6 +163,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     versions: list[str] = []
     width: int | None = None
     height: int | None = None
+    shapes: list[tuple[int, int]] = []
+    """Width and height of the smaller inputs that images get if they fit; empty if all get `width` and `height`."""
     task: Task | None = None
     output_format: str | None = None
     device: Literal["cpu", "gpu"] | None = None

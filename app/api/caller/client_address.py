@@ -44,7 +44,7 @@ def is_trusted(scope: HTTPScope, proxies: Proxies) -> bool:
 
 
 def _peer(scope: HTTPScope) -> str:
-    return str((scope.get("client") or ("", 0))[0])
+    return str((scope.get("client") or ("", 0))[0]).removeprefix("::ffff:")  # of IPv4, at a socket of both families
 
 
 def _hops(scope: HTTPScope, headers: Mapping[bytes, bytes]) -> Iterator[str]:
@@ -75,5 +75,4 @@ def _parse(text: str) -> Address | None:
 
 
 def _is_in(address: Address, networks: Proxies) -> bool:
-    address = getattr(address, "ipv4_mapped", None) or address  # a dual-stack socket reports IPv4 peers this way
     return any(address in network for network in networks)

@@ -95,7 +95,7 @@ def load(path: Path) -> dict[str, ApiKey]:
 
 def _read(path: Path) -> dict[str, ApiKey]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise KeysError(f"{path}: {error.strerror}") from error
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError; the text before the position may quote the file

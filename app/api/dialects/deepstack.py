@@ -1,6 +1,7 @@
 """The dialect of DeepStack, CodeProject.AI and their clients: Home Assistant, Blue Iris, Frigate's detector `deepstack`.
 
-Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's ProxyController.cs; Frigate's deepstack.py.
+Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's ProxyController.cs and ServerStatusController.cs;
+Frigate's deepstack.py.
 """
 
 from collections.abc import Sequence
@@ -152,13 +153,22 @@ async def list_custom(request: AnyRequest, worker: Worker, pipeline: WorkerPipel
     }
 
 
-@get("/v1/status/updateavailable")
+@get(["/v1/status/ping", "/v1/server/status/ping"])
+async def ping() -> dict[str, Any]:
+    """Report that the service answers, and its version."""
+    return {"success": True, "message": __version__, "version": _version()}
+
+
+@get(["/v1/status/updateavailable", "/v1/server/status/updateavailable"])
 async def update_available() -> dict[str, Any]:
     """Report that there is no update. Clients request this before they show the service as working."""
-    numbers = dict(zip(("major", "minor", "patch"), map(int, __version__.split(".")[:3]), strict=True))
-    version = {**numbers, "preRelease": "", "securityUpdate": False, "build": 0, "file": "", "releaseNotes": ""}
-    versions = {"version": None, "current": version, "latest": version, "updateAvailable": False}
+    versions = {"version": None, "current": _version(), "latest": _version(), "updateAvailable": False}
     return {"success": True, "message": "", **versions}
+
+
+def _version() -> dict[str, Any]:
+    numbers = dict(zip(("major", "minor", "patch"), map(int, __version__.split(".")[:3]), strict=True))
+    return {**numbers, "preRelease": "", "securityUpdate": False, "build": 0, "file": "", "releaseNotes": ""}
 
 
 def parse_one(data: bytes, content_type: str, kind: type[DialectParameters]) -> ParsedBatch:
@@ -215,7 +225,7 @@ def complete(command: str, context: RequestContext, own: dict[str, Any]) -> dict
 # DeepStack's own clients expect 400 for a bad image.
 DIALECT = Dialect(
     "deepstack",
-    [detection, faces, match, names, read, list_custom, update_available],
+    [detection, faces, match, names, read, list_custom, ping, update_available],
     lambda problem: {"success": False, "error": problem.detail, "duration": 0, "code": problem.status},
     statuses={415: 400, 422: 400},
 )

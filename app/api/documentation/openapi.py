@@ -1,6 +1,6 @@
 """OpenAPI descriptions of bodies, parameters and errors, which Litestar cannot derive from the handlers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from app.api.answering.format import media_types_of
 from app.api.answering.problems import MEDIA_TYPE
 from app.api.answering.schema import Problem
 from app.api.caller.check import guard_origin
+from app.api.context import STREAM_PATTERN
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import FORMS
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
@@ -109,6 +110,14 @@ def describe_form(fields: dict[str, Schema], required: list[str] | None = None) 
     return OpenAPIMediaType(schema=Schema(type=OpenAPIType.OBJECT, properties={**fields}, required=required))
 
 
+STREAM = Parameter(
+    name="X-Stream",
+    param_in="header",
+    schema=Schema(type=OpenAPIType.STRING, pattern=STREAM_PATTERN),
+    description="Name of a camera: a newer image of the same name takes the place of one that waits, whose request gets 409.",
+    required=False,
+)
+
 DescribeBody = Callable[[dict[str, Schema]], RequestBody]
 
 
@@ -142,6 +151,7 @@ class ImageOperation(ContentOperation):
 
     describe_body: ClassVar[DescribeBody] = staticmethod(_describe_image)
     kinds: ClassVar[tuple[type[Parameters], ...]] = ()
+    headers: ClassVar[Sequence[Parameter]] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -153,6 +163,7 @@ class ImageOperation(ContentOperation):
                 Parameter(name=name, param_in="query", schema=schema, description=schema.description, required=False)
                 for name, schema in fields.items()
             ),
+            *self.headers,
         ]
         self.request_body = type(self).describe_body(fields)
 
@@ -167,11 +178,12 @@ def own_route(  # noqa: PLR0913 - the properties of a route
     body: DescribeBody = _describe_image,
     also: Mapping[int, str] | None = None,
     contents: Mapping[str, Schema] | None = None,
+    headers: Sequence[Parameter] = (),
     **options: Any,  # noqa: ANN401 - those of `ModelRoute`
 ) -> HTTPRouteHandler:
     """Make a documented route of the gateway's own; `also` says what the same response means with other statuses."""
     handle.__name__ = path.partition("{")[0].strip("/").replace("/", "_")
-    own = {"kinds": kinds, "contents": contents or {}, "describe_body": staticmethod(body)}
+    own = {"kinds": kinds, "contents": contents or {}, "describe_body": staticmethod(body), "headers": headers}
     operation_class = type("Operation", (ImageOperation,), own)
     responses = {**describe(200, response, says), **PROBLEMS}
     for status, meaning in (also or {}).items():

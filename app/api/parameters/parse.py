@@ -22,6 +22,7 @@ Pair = tuple[str, str | list[str]]
 Pairs = Sequence[Pair]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
+_LOST_SIGN = re.compile(r" (?=\d\d:?\d\d$)")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
 _IGNORED = {"shared_client", "max_workers", "defer_heavy_ops", "batch_size"}  # choices that OpenProcessor offers its clients
@@ -41,6 +42,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     repeatable: ClassVar[frozenset[str]] = frozenset()
     documents: ClassVar[frozenset[str]] = frozenset()
     """Names of parameters that are JSON, as a text or, in a JSON object, as they are."""
+    times: ClassVar[frozenset[str]] = frozenset()
+    """Names of parameters that are times: in a query or a form, a `+` that is not encoded has become a space."""
 
     timeout_ms: Annotated[
         Annotated[int, Meta(ge=1, le=600_000)] | None,
@@ -121,6 +124,7 @@ def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
         limit = _MAX_DOCUMENT if name in kind.documents else _MAX_LENGTH
         if len(text := ",".join(both)) > limit:
             raise InvalidParameter(f"{name}: longer than {limit} characters")
+        text = _LOST_SIGN.sub("+", text) if name in kind.times else text
         values[name] = both if name in kind.repeatable and (name in values or isinstance(value, list)) else text
     try:
         return msgspec.convert(values, kind, strict=False)

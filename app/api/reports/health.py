@@ -10,7 +10,7 @@ from litestar import Response, get
 
 from app import __version__
 from app.api.context import AnyRequest, RequestContext, context_of
-from app.api.dependencies import LimitsInForce, Worker, WorkerPipeline, WorkerTritons
+from app.api.dependencies import LimitsInForce, SearchState, Worker, WorkerPipeline, WorkerTritons
 from app.api.documentation.openapi import describe
 from app.api.routes import API_VERSION
 from app.embedded.folder import Device
@@ -28,6 +28,7 @@ from app.triton.pool import TritonPool
 _STATES = ("ready", "not_ready", "unreachable")
 _UNREACHABLE = "Triton unavailable"
 """Literally what clients of the system that this one follows look for."""
+_READ_ONLY = "The database of search can only be read: no images are added"
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -67,7 +68,7 @@ class GpuHealth(msgspec.Struct, frozen=True):
 
 
 class SearchHealth(msgspec.Struct, frozen=True):
-    """Whether the process of search and its database answer, and why not."""
+    """Whether the process of search and its database answer, and why not; or that the database can only be read."""
 
     status: Literal["healthy", "unhealthy"]
     detail: str | None
@@ -211,7 +212,7 @@ async def health(request: AnyRequest, worker: Worker, triton_client: WorkerTrito
         refused_files=list(metrics.nonzero(metrics.refused_files)),
         failing_models=metrics.nonzero(metrics.circuit_open),
         model_deaths=metrics.nonzero(metrics.model_deaths),
-        search=None if worker.search is None else SearchHealth("healthy" if no_search is None else "unhealthy", no_search),
+        search=None if worker.search is None else _describe_search(worker.search, no_search),
         withdrawn_canaries=_withdrawn(cast("Router | None", pipeline.router)),
     )
     return _respond(report, is_ready=is_ready)
@@ -223,6 +224,10 @@ async def _spec(pipeline: Pipeline, context: RequestContext) -> ModelSpec | None
     except GatewayError as error:
         context.log_fields["detail"] = error.detail
         return None
+
+
+def _describe_search(search: SearchState, reason: str | None) -> SearchHealth:
+    return SearchHealth("healthy" if reason is None else "unhealthy", reason or (_READ_ONLY if search.is_read_only else None))
 
 
 def _withdrawn(router: Router | None) -> dict[str, str] | msgspec.UnsetType:

@@ -1,6 +1,7 @@
 """GET /metrics, and the metrics of requests."""
 
-from litestar import Response, get
+from litestar import get
+from litestar.response.base import ASGIResponse
 
 from app.api.context import AnyRequest, RequestContext
 from app.api.dependencies import Worker, WorkerPipeline
@@ -12,12 +13,12 @@ from app.triton.metrics import triton_metrics
 
 
 @get("/metrics", include_in_schema=False)
-async def metrics(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> Response[bytes]:
+async def metrics(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Return the metrics of all workers of this host in a Prometheus format."""
     pipeline.sample()
     families = [*worker.metrics.collect(), *triton_metrics(worker.metrics.table)]
     text, content_type = render(families, request.headers.get("accept", ""))
-    return Response(text, media_type=content_type)
+    return ASGIResponse(body=text, headers={"Content-Type": content_type})
 
 
 def count_batch_image(metrics: Metrics, timing: Timing, caller: Caller, status: int) -> None:

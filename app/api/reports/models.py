@@ -84,6 +84,7 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
         versions=sorted(state.versions, key=lambda version: int(version) if version.isdecimal() else 0),
         width=spec.input_size[0],
         height=spec.input_size[1],
+        shapes=list(spec.shapes),
         task=spec.head.task,
         output_format=spec.head.description,
         device=spec.device,

@@ -52,7 +52,7 @@ _Time = Annotated[datetime, Meta(tz=True, title="a time with its offset (RFC 333
 class FilterParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of every search: which images count, and which page of the results is returned."""
 
-    documents = frozenset({"metadata"})
+    documents, times = frozenset({"metadata"}), frozenset({"after", "before"})
     page: Annotated[int, Meta(ge=0, le=_MAX_OFFSET, description="Page of the results, from 0.")] = 0
     metadata: Annotated[str | None, Meta(description="A JSON object that the metadata of an image must contain.")] = None
     after: Annotated[_Time, Meta(description="Only images that were added then or later.")] = None

@@ -4,7 +4,7 @@ from litestar import get
 from litestar.di import Provide
 from litestar.handlers import HTTPRouteHandler
 
-from app.api.beside import REPORT
+from app.api.beside import REPORT, Report
 from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker
 from app.api.routes import ModelRoute
@@ -18,10 +18,10 @@ ROUTES = [route for route in _ALL if not isinstance(route, ModelRoute)]
 
 
 @get(REPORT, include_in_schema=False)
-async def report(request: AnyRequest, search: WorkerSearch) -> dict[str, str | None]:
-    """Tell the workers beside why search does not work, null if it does. They ask often, so that is neither counted nor logged."""
+async def report(request: AnyRequest, search: WorkerSearch) -> Report:
+    """Tell the workers beside whether search works. They ask often, so that is neither counted nor logged."""
     context_of(request.scope).is_passed_on = True
-    return {"unusable": await search.why_unusable()}
+    return Report(await search.why_unusable(), search.is_read_only)
 
 
 def _search(worker: Worker) -> Search:

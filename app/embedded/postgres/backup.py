@@ -17,8 +17,9 @@ from app.embedded.postgres.server import EmbeddedPostgres, environment
 from app.host.program import CommandError
 from app.settings.schema import Settings
 
-_PASSWORD = re.compile(r"(?<=//)([^:@?]*):([^?]*)(?=@)|(?<=[?&])password=([^&]*)&?")
-"""In a URL, before the host or in the query; every user can read a command line."""
+_PASSWORD = re.compile(r"(?<=//)([^:@?]*):([^?]*)(?=@)|(?<=[?&])([^&=]+)=([^&]*)&?")
+"""In a URL, before the host, or among the parameters of the query; every user can read a command line."""
+_SECRETS = {"password", "sslpassword", "oauth_client_secret"}
 # A backup does not contain what only a superuser may be able to make.
 _BEFORE_RESTORE = """
 SET client_min_messages = warning;  -- the first line that is printed is the one that is shown
@@ -76,11 +77,11 @@ def restore(settings: Settings, file: Path) -> None:
             chosen.flush()
             options = ("--file=-", "--clean", "--if-exists", "--no-owner", f"--use-list={chosen.name}", str(file.resolve()))
             psql = ("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file=-")
-            (reading, variables), (writing, _) = _command(settings, "pg_restore", *options), _command(settings, *psql)
-            del reading[1]  # it writes a script
             with (
-                Popen(reading, env=variables, stdout=PIPE, stderr=errors) as source,  # noqa: S603 - our own
-                Popen(writing, env=variables, stdin=PIPE, stdout=DEVNULL, stderr=errors) as target,  # noqa: S603 - as above
+                _command(settings, "pg_restore", *options) as (reading, variables),
+                _command(settings, *psql) as (writing, target_variables),
+                Popen([reading[0], *reading[2:]], env=variables, stdout=PIPE, stderr=errors) as source,  # noqa: S603 - into a script
+                Popen(writing, env=target_variables, stdin=PIPE, stdout=DEVNULL, stderr=errors) as target,  # noqa: S603 - as above
             ):
                 assert source.stdout  # noqa: S101 - a pipe, as is the other one
                 assert target.stdin  # noqa: S101
@@ -110,20 +111,34 @@ def _database(settings: Settings) -> Iterator[None]:
 
 
 def _run(settings: Settings, program: str, *arguments: str) -> str:
-    command, variables = _command(settings, program, *arguments)
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)  # noqa: S603 - our own
+    with _command(settings, program, *arguments) as (command, variables):
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)  # noqa: S603 - our own
     if done.returncode:
         raise CommandError(f"{program} failed: {done.stderr.strip().partition(chr(10))[0]}")
     return done.stdout
 
 
-def _command(settings: Settings, program: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    variables = environment()
+@contextmanager
+def _command(settings: Settings, program: str, *arguments: str) -> Iterator[tuple[list[str], dict[str, str]]]:
+    variables, others = environment(), dict[str, str]()
 
-    def keep(password: re.Match[str]) -> str:
-        variables["PGPASSWORD"] = unquote(password[2] or password[3] or "")
-        return password[1] or ""
+    def keep(secret: re.Match[str]) -> str:
+        if secret[3] is None:
+            variables["PGPASSWORD"] = unquote(secret[2])
+            return secret[1]
+        if (name := unquote(secret[3])) not in _SECRETS:
+            return secret[0]
+        if name == "password":
+            variables["PGPASSWORD"] = unquote(secret[4])
+        else:
+            others[name] = unquote(secret[4])
+        return ""
 
     url = _PASSWORD.sub(keep, settings.search_database)
     path = programs(Path(settings.database_home), EmbeddedPostgres.installed) / program
-    return [str(path), f"--dbname={url}", *arguments], variables
+    with NamedTemporaryFile("w") as file:  # which only this user can read
+        if others:  # for which there are no variables
+            file.writelines(["[nereid]\n", *(f"{name}={value}\n" for name, value in others.items())])
+            file.flush()
+            variables |= {"PGSERVICE": "nereid", "PGSERVICEFILE": file.name}
+        yield [str(path), f"--dbname={url}", *arguments], variables

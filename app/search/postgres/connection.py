@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -12,7 +13,7 @@ from pgvector.asyncpg import register_vector
 
 from app.errors import SearchUnavailable
 from app.search.engine import Page
-from app.search.postgres.migrations import FIX_SCHEMA, LOCK, migrate
+from app.search.postgres.migrations import FIX_SCHEMA, LOCK, POOLED, migrate
 
 VECTORS_LOCK = LOCK + 1
 """Advisory lock, shared, of those who use tables of vectors."""
@@ -34,7 +35,7 @@ _VALUES = {
     "hnsw.max_scan_tuples": "40000",
     "hnsw.scan_mem_multiplier": "8",
 }
-_SETTINGS = [*_VALUES], [*_VALUES.values()]
+_SET = "".join(f"SELECT set_config('{name}', '{value}', {{is_local}});" for name, value in _VALUES.items()) + FIX_SCHEMA
 _AWAY = (
     OSError,  # also TimeoutError
     asyncpg.PostgresConnectionError,
@@ -58,7 +59,7 @@ _CAUSES = (
     ((asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InsufficientPrivilegeError), "refuses the gateway's user"),
     (asyncpg.InvalidCatalogNameError, "does not exist on its server"),
     (asyncpg.ReadOnlySQLTransactionError, "can only be read"),
-    (_POOLED, "is behind a pooler that changes connections between transactions; use its session mode"),
+    (_POOLED, "is behind a pooler that changes connections between transactions, and does not show it; use its session mode"),
     (asyncpg.TooManyConnectionsError, "has no connection left: raise its max_connections, or end other clients"),
     (asyncpg.QueryCanceledError, f"has not answered within {_STATEMENT_SECONDS} s"),
     ((asyncpg.InternalServerError, asyncpg.PostgresSystemError), "has failed; its log says why"),
@@ -71,7 +72,7 @@ class Database:
     """A pool of connections, which are made when they are needed."""
 
     def __init__(self, url: str, connections: int = 8) -> None:
-        self._url, self._connections = url, connections
+        self._url, self._connections, self._begin = url, connections, "BEGIN"
         self._pool: Any = None
         self._opening = asyncio.Lock()
 
@@ -88,15 +89,19 @@ class Database:
     async def _ready(self) -> Any:  # noqa: ANN401 - asyncpg's pool
         async with self._opening:
             if self._pool is None:
-                await migrate(self._url)
+                # A pooler refuses settings that it does not know, and may have others after each transaction.
+                is_pooled = await migrate(self._url)
+                setting = _SET.format(is_local=is_pooled)
+                self._begin = f"BEGIN; {setting}" if is_pooled else "BEGIN"
                 self._pool = await asyncpg.create_pool(
                     self._url,
                     min_size=0,
                     max_size=self._connections,
                     timeout=_CONNECT_SECONDS,
                     command_timeout=_STATEMENT_SECONDS + 2,  # a server that hangs does not stop its statements
-                    init=_prepare,
+                    init=partial(_prepare, setting),
                     reset=_keep,
+                    **POOLED if is_pooled else {},
                 )
         return self._pool
 
@@ -121,7 +126,7 @@ class Database:
     async def as_owner(self) -> AsyncIterator[Connection]:
         """Open a transaction that may do so."""
         async with self.connected() as connection:
-            await connection.execute("BEGIN")
+            await connection.execute(self._begin)
             yield connection
             await connection.execute("COMMIT")
 
@@ -173,15 +178,14 @@ async def fetch_page(
     return rows, rows[0]["total"] if rows else 0
 
 
-async def _prepare(connection: Connection) -> None:
-    # Poolers refuse options that they do not know.
-    await connection.fetch("SELECT set_config(name, value, false) FROM unnest($1::text[], $2::text[]) s (name, value)", *_SETTINGS)
-    await connection.execute(FIX_SCHEMA)
-    schema = await connection.fetchval(
-        "SELECT nspname FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace WHERE extname = 'vector'"
-    )
-    await register_vector(connection, schema)
-    await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+async def _prepare(setting: str, connection: Connection) -> None:
+    async with connection.transaction():
+        await connection.execute(setting)
+        schema = await connection.fetchval(
+            "SELECT nspname FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace WHERE extname = 'vector'"
+        )
+        await register_vector(connection, schema)
+        await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
 
 
 async def _keep(connection: Connection) -> None:

@@ -35,9 +35,7 @@ _INSERT_PART = """
 INSERT INTO parts (image, part_id, position, index, box, score, thumbnail, class_id, class_name, landmarks, quality)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 """
-_DELETE_SAME = """
-DELETE FROM images WHERE image_id = $1 AND content_hash = $2 AND states = $3 RETURNING path, metadata, group_id, added_at
-"""
+_OF_CONTENT = "FROM images WHERE image_id = $1 AND content_hash = $2"
 _REGISTERED = "number IN (SELECT image FROM parts WHERE name = $1)"
 
 
@@ -60,9 +58,10 @@ class Images(Vectors):
         """
 
         async def write(connection: Connection, known: Sequence[Table]) -> Added:
-            old = completes and await connection.fetchrow(_DELETE_SAME, image.image_id, image.content_hash, completes)
-            if not old:
+            old = completes and await connection.fetchrow(f"SELECT * {_OF_CONTENT}", image.image_id, image.content_hash)
+            if not old or await _states(connection, old) != completes:
                 return await _add(connection, known, image, skip_duplicates=skip_duplicates, near=near)
+            await connection.execute("DELETE FROM images WHERE number = $1", old["number"])
             image.path, image.metadata = image.path or old["path"], image.metadata or old["metadata"]
             near_now = None if old["group_id"] else near
             added = await _add(connection, known, image, skip_duplicates=False, near=near_now, old=old)
@@ -157,13 +156,27 @@ class Images(Vectors):
             if (twin := await _find_content(connection, content_hash, image_id, others=others)) is None:
                 return None
             row = await connection.fetchrow("SELECT number, states FROM images WHERE image_id = $1", twin.image_id)
-            return Known(twin, row["states"], await lacking_of(connection, row["number"]))
+            return Known(twin, await _states(connection, row), await lacking_of(connection, row["number"]))
 
-    async def update(self, tenant: str, image_id: str, path: str | None, metadata: Mapping[str, Any]) -> Sequence[str]:
-        """Change path and metadata of an image, if there are such and they are other ones; return which were."""
+    async def rename(self, tenant: str, content_hash: bytes, image_id: str, new_id: str) -> None:
+        """Give an image of this content another id, in place of the image that has it; do nothing if it is not there any more."""
+        async with self.as_tenant(tenant) as connection:
+            await lock(connection, (tenant, "id", image_id), (tenant, "id", check_text(new_id, "image_id")))
+            if number := await connection.fetchval(f"SELECT number {_OF_CONTENT}", image_id, content_hash):
+                await connection.execute("DELETE FROM images WHERE image_id = $1", new_id)
+                await connection.execute("UPDATE images SET image_id = $2 WHERE number = $1", number, new_id)
+
+    async def update(
+        self, tenant: str, image_id: str, content_hash: bytes, path: str | None, metadata: Mapping[str, Any]
+    ) -> Sequence[str] | None:
+        """Change path and metadata of an image, if there are such and they are other ones.
+
+        Return which were; None if the image is not there any more, or has another content.
+        """
         async with self.as_tenant(tenant) as connection:
             await lock(connection, (tenant, "id", image_id))
-            row = await _find(connection, image_id)
+            if (row := await connection.fetchrow(f"SELECT * {_OF_CONTENT}", image_id, content_hash)) is None:
+                return None
             others = {"path": check_text(path or "", "The path of an image", 4096), "metadata": check_metadata(metadata)}
             changed = [name for name, value in others.items() if value and value != row[name]]
             for name in changed:
@@ -183,13 +196,11 @@ class Images(Vectors):
             vector = table and await connection.fetchval(
                 f"SELECT vector::vector FROM vectors_{table.number} WHERE image = $1 AND part IS NULL", row["number"]
             )
-            indexed = await _count(connection, row["number"])
-            for family, part in PART_OF.items():  # an image whose vectors are lost is left out
-                if (searched := await active(connection, family)) and "model" in (row["states"] or {}).get(part, {}):
-                    row["states"][part]["model"] = searched.model
+            indexed, states = await _count(connection, row["number"]), await _states(connection, row)
         return record(
             StoredImage,
             row,
+            states=states,
             indexed_in=list(indexed),
             full_text="\n".join(line["text"] for line in row["lines"]),
             objects=[record(ObjectPart, part) for part in parts if part["landmarks"] is None],
@@ -291,6 +302,18 @@ async def _find(connection: Connection, image_id: str) -> Any:  # noqa: ANN401 -
     if row is None:
         raise UnknownRecord("There is no such image")
     return row
+
+
+async def _states(connection: Connection, row: Any) -> States | None:  # noqa: ANN401 - asyncpg's record of an image
+    # Vectors that are searched may be those of a model that came later, or were lost then.
+    states: dict[str, dict[str, str]] = row["states"] or {}
+    for family, part in PART_OF.items():
+        own, table = states.get(part, {}), await active(connection, family)
+        if table and own.get("state") == "there" and own.get("model", table.model) != table.model:
+            query = f"SELECT EXISTS (SELECT FROM vectors_{table.number} WHERE image = $1)"
+            lost = {"state": "left_out", "why": f"its vectors were lost when the model was changed to {table.model}"}
+            states[part] = own | {"model": table.model} if await connection.fetchval(query, row["number"]) else lost
+    return row["states"] and states
 
 
 async def _find_content(

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +21,13 @@ class Doubt(NamedTuple):
     fix: str
 
 
+POOLED: Mapping[str, Any] = {"statement_cache_size": 0}
+"""Options of asyncpg under which no statement has a name, which would be known to one connection to the server only."""
 LOCK = 0x6E65_7265_6964
 """Advisory lock of those who define something."""
 FIX_SCHEMA = """
 SELECT set_config('search_path', array_to_string(ARRAY(SELECT quote_ident(name) FROM unnest(current_schemas(false)) name)
-    || 'pg_temp'::text, ','), false)
+    || 'pg_temp'::text, ','), {is_local})
 """
 """Name the schemas in which is looked: for another role, "$user" would be another one, and its temporary tables come last."""
 _FILES = {int(file.name.split("_")[0]): file for file in Path(__file__).with_name("migrations").glob("*.sql")}
@@ -48,14 +51,18 @@ _LACKING = (
 )
 
 
-async def migrate(url: str, up_to: int | None = None) -> None:
-    """Bring the schema to a version, the newest by default; raise SearchUnavailable if it does not fit, or what asyncpg raises."""
-    connection = await asyncpg.connect(url, timeout=5, command_timeout=300)
+async def migrate(url: str, up_to: int | None = None) -> bool:
+    """Bring the schema to a version, the newest by default; raise SearchUnavailable if it does not fit, or what asyncpg raises.
+
+    Return whether there is a pooler between, which may have another connection for each transaction.
+    """
+    connection = await asyncpg.connect(url, timeout=5, command_timeout=300, **POOLED)
     try:
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
-            await connection.execute(FIX_SCHEMA)
+            await connection.execute(FIX_SCHEMA.format(is_local="true"))
             await _migrate(connection, up_to)
+            return bool(await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid())
     except _LACKING as error:
         raise SearchUnavailable(
             f"The schema of search cannot be made: {error.args[0]}; the user of the database needs its schema, the extension vector"
@@ -93,9 +100,10 @@ async def refuse_damage(connection: Any) -> None:  # noqa: ANN401 - asyncpg's co
 async def examine(url: str) -> tuple[str, list[str], Doubt | None]:
     """Return what a database is, what search lacks there, and why it should be updated, if so; raise ConnectionError."""
     try:
-        connection = await asyncpg.connect(url, timeout=5, command_timeout=5)
+        connection = await asyncpg.connect(url, timeout=5, command_timeout=5, **POOLED)
         try:
-            return await _examine(connection)
+            async with connection.transaction():
+                return await _examine(connection)
         finally:
             await connection.close(timeout=5)
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:

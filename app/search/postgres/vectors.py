@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from app.errors import InvalidParameter, SearchUnavailable
-from app.search.engine import FAMILY, PART_OF, Family, ModelsInUse, Page, Vector, VectorIndex
+from app.search.engine import FAMILY, Family, ModelsInUse, Page, Vector, VectorIndex
 from app.search.postgres.connection import VECTORS_LOCK, Connection, Database, lock
 from app.search.postgres.migrations import refuse_damage
 from app.search.postgres.values import check_vector
 
-_MAX_DIMENSIONS = 4000
-"""HNSW indexes of pgvector go up to this with half precision, up to the half of it with single precision."""
+_MAX_DIMENSIONS, _MAX_SINGLE = 4000, 1000
+"""HNSW indexes of pgvector go up to this with half precision. Single precision is for vectors of which two fit into a page."""
 
 _TABLE = """
 CREATE TABLE vectors_{n} (
@@ -26,7 +26,7 @@ CREATE TABLE vectors_{n} (
     class_name text,
     vector {type}({dimensions}) NOT NULL,
     UNIQUE NULLS NOT DISTINCT (image, part)
-);
+) WITH (toast_tuple_target = 8160);  -- vectors beside the rest are compared in a third of the time
 CREATE INDEX ON vectors_{n} (part);
 CREATE INDEX ON vectors_{n} (tenant, index, added_at);
 CREATE INDEX ON vectors_{n} (tenant, index, class_name) WHERE class_name IS NOT NULL;
@@ -39,17 +39,13 @@ SELECT $1, $2, $3, metadata, added_at, $4, $5 FROM images WHERE number = $1
 ON CONFLICT DO NOTHING
 """
 
-_RANGE = "number > $1 AND number <= $2"
-_LEAVE_OUT = """
-UPDATE images SET states = coalesce(states, '{}') || jsonb_build_object($2::text,
-    jsonb_build_object('state', 'left_out', 'why', 'its vectors were lost when the model was changed to ' || $3::text))
-WHERE number = ANY ($1)
-"""
 _SHORTLY = "SET LOCAL lock_timeout = '1s'"
 _COUNT_SECONDS, _MAX_NUMBER = 600, 2**63 - 1
 
-_SMALL, _MOST_COMPARED, _WALKED = 1000, 20_000, 64
-"""Vectors up to which all are compared, at least and at most; and so many a walk through the index finds in any case."""
+OF_METADATA = " AND metadata @> $2"
+"""How a filter of metadata begins, which `match_metadata` of the schema knows, too."""
+_SMALL, _MOST_COMPARED, _WALKED = 1000, 20_000, 200
+"""Vectors up to which all are compared, at least and at most; and what a walk through the index costs at least, in comparisons."""
 
 
 class Table(NamedTuple):
@@ -78,9 +74,15 @@ class Vectors(Database):
 
     async def models(self, family: Family) -> ModelsInUse:
         """Return the models whose vectors are kept. The first vector that is added makes its model the active one."""
-        async with self.connected() as connection:
+        async with self.as_owner() as connection:
             known = await by_state(connection, family)
         return ModelsInUse(*(known[state].model if state in known else None for state in ("active", "next")))
+
+    async def is_read_only(self) -> bool:
+        """Return whether nothing can be added, although the tables can be read, as in a replica."""
+        async with self.connected() as connection:
+            await by_state(connection, "image")
+            return bool(await connection.fetchval("SELECT current_setting('transaction_read_only')::boolean"))
 
     async def begin_model(self, family: Family, model: str, dimensions: int) -> None:
         """Keep vectors of another model beside those of the active one; raise InvalidParameter for a third one, or IndexRefused."""
@@ -119,23 +121,26 @@ class Vectors(Database):
 
         Return None if images that lack some were added after the vector `last`: they may still get them.
         """
+        newest = await self.last_vector(family)
         async with self.as_owner() as connection:  # it may take long, and holds up nobody
             await connection.execute(
                 "SELECT pg_advisory_xact_lock_shared($1), set_config('statement_timeout', '0', true)", VECTORS_LOCK
             )
-            lost = await _images_lacking(connection, await by_state(connection, family), _RANGE, 0, last)
-        if len(lost) <= may_lose:
+            counted = await by_state(connection, family)
+            lost = await _count_lacking(connection, counted, 0, last)
+            if await _count_lacking(connection, counted, last, newest):
+                return None
+        if lost <= may_lose:
             async with self._alone() as connection:
                 known = await by_state(connection, family)
                 if "next" not in known:
-                    return len(lost)
-                if await _images_lacking(connection, known, _RANGE, last, _MAX_NUMBER):
+                    return lost
+                is_same = {table.number for table in known.values()} == {table.number for table in counted.values()}
+                if not is_same or await _count_lacking(connection, known, newest, _MAX_NUMBER):
                     return None
-                lost = await _images_lacking(connection, known, "image = ANY ($1)", lost)
-                await connection.execute(_LEAVE_OUT, lost, PART_OF[family], known["next"].model)
                 await delete_model(connection, family, "active")
                 await connection.execute("UPDATE models SET state = 'active' WHERE number = $1", known["next"].number)
-        return len(lost)
+        return lost
 
     async def drop_unused(self) -> None:
         """Drop the tables of vectors that are not searched any more; raise SearchUnavailable if a backup, for one, reads them."""
@@ -200,7 +205,7 @@ async def begin(connection: Connection, family: Family, model: str, dimensions: 
         "INSERT INTO models (family, model, dimensions, state) VALUES ($1, $2, $3, $4) RETURNING number",
         *(family, model, dimensions, "next" if known else "active"),
     )
-    kind = "vector" if 2 * dimensions <= _MAX_DIMENSIONS else "halfvec"
+    kind = "vector" if dimensions <= _MAX_SINGLE else "halfvec"
     indexes = "".join(_HNSW.format(n=number, index=name, type=kind) for name in FAMILY if FAMILY[name] == family)
     await connection.execute(_TABLE.format(n=number, type=kind, dimensions=dimensions) + indexes)
 
@@ -211,9 +216,9 @@ async def delete_model(connection: Connection, family: Family, state: str) -> bo
     return bool(await connection.fetchval(f"{query} INSERT INTO unused SELECT number FROM old RETURNING true", family, state))
 
 
-def _lacking(known: Mapping[str, Table], where: str = _RANGE) -> str:
-    # Images and parts of such vectors that have none of the next model.
-    some = f"FROM vectors_{known['active'].number} WHERE {where}"
+def _lacking(known: Mapping[str, Table]) -> str:
+    # Images and parts of vectors after $1 and up to $2 that have none of the next model.
+    some = f"FROM vectors_{known['active'].number} WHERE number > $1 AND number <= $2"
     others = f"FROM vectors_{known['next'].number} WHERE image IN (SELECT image {some})"
     return f"SELECT image, part {some} EXCEPT SELECT image, part {others}"
 
@@ -229,9 +234,9 @@ async def lacking_of(connection: Connection, image: int) -> Mapping[Family, str]
     return found
 
 
-async def _images_lacking(connection: Connection, known: Mapping[str, Table], where: str, *values: object) -> Sequence[int]:
-    query = f"SELECT DISTINCT image FROM ({_lacking(known, where)}) lacking"
-    return [row[0] for row in await connection.fetch(query, *values, timeout=_COUNT_SECONDS)] if "next" in known else []
+async def _count_lacking(connection: Connection, known: Mapping[str, Table], after: int, last: int) -> int:
+    query = f"SELECT count(DISTINCT image) FROM ({_lacking(known)}) lacking"
+    return await connection.fetchval(query, after, last, timeout=_COUNT_SECONDS) if "next" in known else 0
 
 
 async def tables(connection: Connection) -> Sequence[Table]:
@@ -270,20 +275,27 @@ async def insert(connection: Connection, known: Sequence[Table], image: int, new
             await connection.executemany(_INSERT.format(n=table.number), rows)
 
 
-async def is_small(  # noqa: PLR0913, PLR0917 - the parts of a question
+async def _few(  # noqa: PLR0913, PLR0917 - the parts of a question
     connection: Connection, table: Table, index: VectorIndex, vector: Vector, limit: int, where: str, values: Sequence[object]
-) -> bool:
-    """Return whether a filter leaves so few vectors of the tenant that all are compared; else, the transaction walks the index."""
-    # The fewer are left, the more others are on the walk: at the square root, it costs as much as comparing them.
+) -> str | None:
+    # Returns the condition under which all are compared, if filters leave few of the tenant; else None: the transaction walks the
+    # index. The fewer are left, the more others are on the walk: at the square root, it costs as much as comparing them.
+    others = where.replace(OF_METADATA, "")
+    metadata = others != where
     most = int(min(max(_SMALL, (max(_WALKED, limit) * table.rows) ** 0.5), _MOST_COMPARED))
+    if metadata and others:  # which may leave still fewer together
+        most = _MOST_COMPARED
+    few = f"SELECT FROM vectors_{table.number} WHERE index = '{index}'{others} LIMIT {most + 1}"
+    matching = f"match_metadata($2, {most + 1})" if metadata else "(SELECT) none"
     # What the planner knows of filters does not get through row-level security: it would sort half a table.
-    few = f"SELECT FROM vectors_{table.number} WHERE index = '{index}'{where} LIMIT {most + 1}"
     row = await connection.fetchrow(
         f"SELECT set_config('enable_sort', 'off', true), set_config('hnsw.ef_search', '{100 if where else 64}', true),"
-        f" (SELECT count(*) FROM ({few}) few), $1::vector",
+        f" (SELECT count(*) FROM ({few}) few), (SELECT count(*) FROM {matching}), $1::vector",
         *(vector.values, *values),
     )
-    return int(row[2]) <= most
+    if metadata and row[3] <= min(row[2], most):
+        return f"{others} AND image = ANY (ARRAY (SELECT {matching}))"
+    return where if row[2] <= most else None
 
 
 async def nearest(  # noqa: PLR0913 - the parts of a question
@@ -303,12 +315,13 @@ async def nearest(  # noqa: PLR0913 - the parts of a question
     wanted = page.size + page.offset
     # What the index returns is nearly in order, and the nearest are among a few more: with a filter that leaves 1 % of 1,000
     # clusters, 98 % of them; 64 % if it returns them in order, as it then leaves out what it comes to too late.
-    ways = [("vector <=> $1", wanted + min(3 * wanted, 300)), ("(vector <=> $1) + 0", wanted)]
-    rows: Sequence[Any] = ()
-    for order, limit in ways[is_exact or await is_small(connection, table, index, vector, ways[0][1], where, values) :]:
+    limit, rows = wanted + min(3 * wanted, 300), list[Any]()
+    few = where if is_exact else await _few(connection, table, index, vector, limit, where, values)
+    walks = [(where, "vector <=> $1", limit)] if few is None else []
+    for left, order, most in (*walks, (few or where, "(vector <=> $1) + 0", wanted)):
         rows = await connection.fetch(
             "WITH n AS (SELECT image, part, 1 - (vector <=> $1) AS score FROM ("
-            f"SELECT image, part, vector FROM vectors_{table.number} WHERE index = '{index}'{where} ORDER BY {order} LIMIT {limit}"
+            f"SELECT image, part, vector FROM vectors_{table.number} WHERE index = '{index}'{left} ORDER BY {order} LIMIT {most}"
             f") found ORDER BY score DESC, image, part LIMIT {int(page.size)} OFFSET {int(page.offset)}) {select}",
             *(check_vector(vector.values, table.dimensions), *values),
         )

@@ -1,6 +1,8 @@
 """The dialect of DeepStack and CodeProject.AI, as their clients read it, the keys in its forms, and faces that have names."""
 
 import base64
+import shlex
+from argparse import ArgumentParser
 from collections.abc import AsyncIterator
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -18,7 +20,7 @@ from tests.api.dialects.conformance import SECRET, Box, Conformance, Sent
 from tests.api.search.conftest import picture
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response
 from tests.search.made import searching, with_faces
-from tests.support import SCENE, json
+from tests.support import ROOT, SCENE, json
 
 PATH = "/v1/vision/detection"
 FORM: dict[str, Any] = {"files": {"image": SCENE}}
@@ -79,6 +81,7 @@ async def test_models_in_the_path_are_listed(server: httpx.AsyncClient) -> None:
     assert "yolo_head" in {*json(await server.post("/v1/vision/custom/list"))["models"]} - {"efficientnet_lite0"}
     assert json(await server.post("/v1/vision/custom/yolo_head", **FORM))["count"] == 2
     assert json(await server.get("/v1/status/updateavailable"))["updateAvailable"] is False
+    assert json(await server.get("/v1/server/status/ping"))["version"]["major"] == 0
     assert not json(await server.post("/v1/vision/custom/nothing-like-it", **FORM), 404)["success"]
 
 
@@ -175,6 +178,34 @@ async def test_registered_faces_are_recognized(searched: Searched) -> None:
     found = json(await client.post("/faces/search?min_score=0", content=SCENE))["results"]
     assert {hit["image_id"] for hit in found} == {"album"}
     assert {each.name: each.records for each in await engine.statistics("")}["faces"] == 1
+
+
+async def test_page_erases_a_person(searched: Searched) -> None:
+    """By the commands of docs/how-to/search.md: by her name, and by a picture what has come since."""
+    engine, client = searched
+    parser = ArgumentParser()
+    parser.add_argument("-s", action="store_true")
+    parser.add_argument("-X", default="POST")
+    parser.add_argument("-F", action="append", default=[])
+    parser.add_argument("url")
+    page = (ROOT / "docs/how-to/search.md").read_text()
+    by_name, by_picture, by_id = page.partition("### Erase a person")[2].split("```")[1].splitlines()[1:]
+
+    async def follow(command: str) -> Any:  # noqa: ANN401
+        curl = parser.parse_args(shlex.split(command)[1:])
+        fields = {
+            name: (None, value) if value[0] != "@" else ("image", RED)
+            for name, _, value in (each.partition("=") for each in curl.F)
+        }
+        return json(await client.request(curl.X, curl.url.removeprefix("http://127.0.0.1:4603"), files=fields))
+
+    await ask(client, "register", files={"image": RED}, userid="Ada")
+    json(await client.post("/ingest?image_id=album", content=RED), 201)
+    assert (await follow(by_name))["images"] == ["album"]
+    json(await client.post("/ingest?image_id=party", content=RED), 201)
+    assert {hit["image_id"] for hit in (await follow(by_picture))["results"]} == {"party"}
+    await follow(by_id)
+    assert not any(index.records for index in await engine.statistics(""))
 
 
 async def test_registered_face_is_found_behind_others_without_a_name(searched: Searched) -> None:

@@ -17,7 +17,7 @@ from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
 from tests.api.conftest import post_unread, write_keys
 from tests.api.search.conftest import OpenGateway, key
-from tests.postgres import Server
+from tests.postgres import Server, name_of
 from tests.search.made import gateway_of, served
 from tests.support import SCENE, json, started, until
 
@@ -135,6 +135,16 @@ async def test_only_search_is_unhealthy_without_its_database(gateway_settings: S
     assert [ready.status_code, readyz.status_code, detect.status_code] == ([503, 503, 404] if mode == "alone" else [200] * 3)
     assert ready.json()["services"]["search"]["ok"] is False
     assert {(reply.status_code, reply.json()["code"]) for reply in searches} == {(503, "search_unavailable")}
+
+
+async def test_database_that_can_only_be_read_is_named(search_settings: Settings, database: str, postgres: Server) -> None:
+    await postgres.execute(f"ALTER DATABASE {name_of(database)} SET default_transaction_read_only = on")
+    async with gateway_of(search_settings) as client:
+        health = json(await client.get("/health"))
+        refused = json(await client.post("/ingest", files={"image": SCENE}), 503)
+
+    assert health["search"] == {"status": "healthy", "detail": "The database of search can only be read: no images are added"}
+    assert refused["detail"] == "The database of search can only be read"
 
 
 async def test_image_is_not_added_where_its_index_would_be_damaged(

@@ -169,6 +169,8 @@ async def test_filters_choose_by_metadata_and_time(found: httpx.AsyncClient) -> 
     for chosen, expected in filters:
         answer = json(await found.post("/search/image", params={"min_score": "0", **chosen}, content=RED))
         assert sorted(ids(answer)) == expected
+    sign = "/search/image?min_score=0&before=2020-01-31T12:00:00+02:00"  # which is not encoded
+    assert ids(json(await found.post(sign, content=RED))) == []
     body = {"image": b64encode(RED).decode(), "metadata": {"camera": 1}, "min_score": 0}
     assert ids(json(await found.post("/search/image", json=body))) == ["both"]
     words = json(await found.post("/search/ocr", json={"text": "exit", "metadata": {"camera": 2}}))

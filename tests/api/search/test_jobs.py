@@ -89,31 +89,50 @@ async def test_only_allowed_folders_are_indexed(open_gateway: OpenGateway, tmp_p
         assert (await index(client, photos, 404))["code"] == "not_offered"
 
 
-async def test_dead_disk_delays_no_other_request(
-    searching: httpx.AsyncClient, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_back = Event()
-    monkeypatch.setattr("app.search.files._PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(Files, "_allowed", lambda *_: is_back.wait())
-    late = await asyncio.gather(*(index(searching, photos, 503) for _ in range(40)))
-    json(await searching.post("/ingest", content=SCENE + bytes(2**21)), 201)
-    is_back.set()
+async def test_moved_file_has_its_new_name(searching: httpx.AsyncClient, tmp_path: Path) -> None:
+    """Also if another one has taken its place, or it takes that of another one. A copy changes nothing."""
+    for name, content in {"latest": SCENE, "other": OTHER, "over": scene("BMP", "red")}.items():
+        (tmp_path / f"{name}.bmp").write_bytes(content)
+    await index(searching, tmp_path, **QUICK)
+    (tmp_path / "latest.bmp").rename(tmp_path / "archive.bmp")
+    (tmp_path / "latest.bmp").write_bytes(scene("BMP", "green"))
+    (tmp_path / "other.bmp").rename(tmp_path / "over.bmp")
+    again = await index(searching, tmp_path, **QUICK)
+    (tmp_path / "copy.bmp").write_bytes(OTHER)
+    assert (await index(searching, tmp_path, **QUICK))["updated"] == 0
+    hits = json(await searching.post("/search/image?top_k=9&min_score=0", content=SCENE))["results"]
+    names = ("archive.bmp", "latest.bmp", "over.bmp")
+    assert {(hit["image_id"], hit["image_path"]) for hit in hits} == {(name, str(tmp_path / name)) for name in names}
+    assert again["processed"] + again["duplicates"] == 3
+
+
+async def test_dead_disk_delays_no_other_request(open_gateway: OpenGateway, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_back, allowed = Event(), Files._allowed  # noqa: SLF001
+    monkeypatch.setattr("app.search.files._PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(Files, "_allowed", lambda self, path: allowed(self, path) if path != str(photos) else is_back.wait())
+    async with open_gateway(search_folders=f"{photos},{photos}/inner") as client:
+        late = await asyncio.gather(*(index(client, photos, 503) for _ in range(40)))
+        json(await client.post("/ingest", content=SCENE + bytes(2**21)), 201)
+        await index(client, photos / "inner", **QUICK)
+        is_back.set()
     assert {problem["code"] for problem in late} == {"search_unavailable"}
 
 
 async def test_file_or_folder_that_cannot_be_read_fails_alone(
     searching: httpx.AsyncClient, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that has an error is waited for."""
+    """A disk that has an error, or does not answer, is waited for."""
     read, scan, is_over = Files._read, os.scandir, Event()  # noqa: SLF001
-    errors = [PermissionError(EACCES, "", f"{photos}/inner"), OSError(EIO, "")]
+    errors = [PermissionError(EACCES, "", f"{photos}/inner"), OSError(EIO, ""), None]
 
     def scan_inner(folder: Any) -> Any:  # noqa: ANN401
         if errors and str(folder).endswith("inner"):
-            raise errors.pop()
+            if error := errors.pop():
+                raise error
+            is_over.wait()
         return scan(folder)
 
-    for limit, seconds in {"files._PATIENCE": 0.5, "jobs._PAUSE": 0, "jobs._POLL": 0.01}.items():
+    for limit, seconds in {"files._PATIENCE": 0.5, "files._LISTING": 0.5, "jobs._PAUSE": 0, "jobs._POLL": 0.01}.items():
         monkeypatch.setattr(f"app.search.{limit}_SECONDS", seconds)
     monkeypatch.setattr(os, "scandir", scan_inner)
     monkeypatch.setattr(Files, "_read", lambda self, path: is_over.wait() if path.endswith("b.PNG") else read(self, path))
