@@ -216,7 +216,7 @@ _task-models-environment:
 tensorrt-rtx: _setup
     @python -c 'from bench.harness.environments import TENSORRT_RTX; TENSORRT_RTX.install()'
 
-# Measure what this machine does with the default model, or: limit quick full sustained sweep open locust versus peers overload fair gpu stages search faces text masks compare report
+# Measure what this machine does with the default model, or: limit quick full sustained sweep open locust versus peers overload fair gpu stages search faces masks compare report
 [group('develop')]
 bench *args: _setup
     @python -m bench {{ args }}
@@ -246,7 +246,6 @@ lock: _setup && _lock-clients
     {{ compile }} -o requirements/locust.txt requirements/locust.in
     {{ compile }} -o requirements/peers.txt requirements/peers.in
     {{ compile }} --emit-build-options -o requirements/roboflow.txt --override requirements/roboflow_override.in requirements/roboflow.in
-    {{ compile }} -o requirements/rapidocr.txt requirements/rapidocr.in
     {{ compile }} -o requirements/tensorrt_rtx.txt requirements/tensorrt_rtx.in
     {{ compile }} -o requirements/task_models.txt --override requirements/task_models_override.in requirements/task_models.in
     {{ compile }} -o app/embedded/requirements.txt requirements/triton.in
@@ -258,4 +257,4 @@ _lock-clients *args:
 # Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .postgres .reference .locust .peers .roboflow .rapidocr .tensorrt_rtx .clients .task_models build dist docs/_build *.egg-info clients/*/build clients/*/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0 model_repository/embedding model_repository/ocr_* model_repository/faces_*
+    rm -rf .venv .uv .python .triton .postgres .reference .locust .peers .roboflow .tensorrt_rtx .clients .task_models build dist docs/_build *.egg-info clients/*/build clients/*/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0 model_repository/embedding model_repository/ocr_* model_repository/faces_*

@@ -18,7 +18,6 @@ from bench.experiments import (
     side_by_side,
     stages,
     streams,
-    text,
     tune,
     vectors,
 )
@@ -36,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one experiment or show earlier results; return the exit code. Without arguments, run `capacity`."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure Nereid.")
     commands = parser.add_subparsers(required=True, metavar="name", dest="experiment")
-    for module in (side_by_side, server_load, overload, fair, streams, locust, stages, faces, profile, text, tune, vectors, gpu):
+    for module in (side_by_side, server_load, overload, fair, streams, locust, stages, faces, profile, tune, vectors, gpu):
         module.add_to(commands)
     _add_results(commands)
     options = parser.parse_args((sys.argv[1:] if arguments is None else arguments) or ["capacity"])

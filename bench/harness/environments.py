@@ -43,8 +43,6 @@ REFERENCE = Environment("reference", "./just bench versus --install")
 """The environment of the servers in `bench.contestants`."""
 LOCUST = Environment("locust", "./just bench locust --install")
 """The environment of `bench/locustfile.py`."""
-RAPIDOCR = Environment("rapidocr", "./just bench text --install")
-"""The environment of `bench.contestants.rapid_ocr`."""
 TENSORRT_RTX = Environment("tensorrt_rtx", "./just tensorrt-rtx")
 """The environment of `tests/system/test_tensorrt.py`."""
 PEERS = Environment("peers", "./just bench peers --install")

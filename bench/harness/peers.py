@@ -29,8 +29,8 @@ AT_ITS_BEST = ("plain_openvino", "litserve_openvino", "roboflow", "nereid")
 PACKAGE = "package"
 """The name of Roboflow's model."""
 
-_SAME: Mapping[str, str] = MappingProxyType({})
-"""Nereid's settings for the engine and the canvas of the others; unknown ones would stop its start."""
+_SAME: Mapping[str, str] = MappingProxyType({"NEREID_SHAPES": "square"})
+"""Nereid's settings for the canvas of the others; its engine is theirs, ONNX Runtime."""
 _OFFLINE = {
     "ALLOW_INFERENCE_MODELS_DIRECTLY_ACCESS_LOCAL_PACKAGES": "True",
     "OFFLINE_MODE": "True",
