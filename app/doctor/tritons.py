@@ -55,6 +55,8 @@ def _compare(model: str, targets: Sequence[Target], examined: Sequence[Examinati
     different = [address for address in others if not are_interchangeable(specs[address], specs[first])]
     if different:
         text = f"{model} has another input or other outputs at {', '.join(different)} than at {first}: it is not used there"
-        yield warning("same_model", text, "give all Tritons the same model repository")
+        yield warning(
+            "same_model", text, "give all Tritons the same model repository; beside a GPU, one on a CPU needs NEREID_SHAPES=square"
+        )
     else:
         yield ok("same_model", f"{model} is the same at {len(specs)} Tritons")

@@ -249,7 +249,7 @@ def _read_shapes(model: ModelConfig, hints: ModelParameters, head: Head, resize:
     # Boxes in cells or fractions would be those of one size.
     is_fit = isinstance(head, DetectionHead) and head.output_format is not OutputFormat.YOLOX_HEAD and resize == "letterbox"
     is_dynamic = model.input[0].dims[-3:].count(-1) > 1
-    return tuple(sorted(hints.shapes, key=math.prod)) if is_fit and is_dynamic and _read_units(head, hints) == "pixels" else ()
+    return tuple(sorted(hints.shapes, key=math.prod)) if is_fit and is_dynamic and _read_units(head, hints) != "normalized" else ()
 
 
 def _read_units(head: Head, hints: ModelParameters) -> Literal["pixels", "normalized"] | None:

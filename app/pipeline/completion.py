@@ -90,7 +90,8 @@ async def decide_units(client: TritonClient, spec: ModelSpec) -> ModelSpec:
             return spec
         units = None if has_fractions is None else "normalized" if has_fractions else "pixels"
     head = msgspec.structs.replace(spec.head, has_normalized_boxes=units == "normalized")
-    return msgspec.structs.replace(spec, head=head, box_units=units, doubt=doubt)
+    shapes = () if units == "normalized" else spec.shapes  # fractions would be those of one size
+    return msgspec.structs.replace(spec, head=head, box_units=units, doubt=doubt, shapes=shapes)
 
 
 def _judge(spec: ModelSpec, output_format: OutputFormat, outputs: Mapping[str, NDArray[Any]]) -> tuple[str, bool | None]:

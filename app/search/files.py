@@ -66,7 +66,7 @@ class Files:
         """Return whether a file in the folders is not at its path any more, because there is none, or one of other content."""
         with suppress(SearchUnavailable, OSError):
             if path is not None and self._root(path) is not None:  # read once: a caller waits
-                return await self._in_thread(partial(self._read, path), path) != content
+                return await self._in_thread(partial(self._has_moved, path, content), path)
         return False
 
     async def list(self, directory: Path, *, recursive: bool) -> Listing:
@@ -114,6 +114,11 @@ class Files:
             if path.is_dir() and any(path.is_relative_to(folder) for folder in self.folders):
                 return path
         raise InvalidParameter("directory: expected a folder in NEREID_SEARCH_FOLDERS, or below one of these")
+
+    def _has_moved(self, path: str, content: bytes) -> bool:
+        root = self._root(path)
+        is_mounted = root is not None and next(root.iterdir(), None) is not None
+        return is_mounted and self._read(path) != content
 
     def _root(self, path: str) -> Path | None:
         return max(filter(Path(path).is_relative_to, self.folders), key=lambda folder: len(folder.parts), default=None)

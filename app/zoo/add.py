@@ -182,7 +182,6 @@ def _find(request: Request, scratch: Path) -> Path:
 
 
 def _read(file: Path, request: Request, scratch: Path) -> bytes:
-    title = request.title
     try:
         import onnx  # noqa: PLC0415 - heavy, and not installed if only the API runs
         import onnxruntime  # noqa: F401, PLC0415
@@ -201,19 +200,21 @@ def _read(file: Path, request: Request, scratch: Path) -> bytes:
         use_known_names(network)
         content = bytes(network.SerializeToString())
     except OSError as error:
-        raise CommandError(f"{error.filename or title} cannot be read: {error.strerror or error}") from error
+        name = not file.is_relative_to(scratch) and error.filename
+        raise CommandError(f"{name or request.title} cannot be read: {error.strerror or error}") from error
     except MemoryError:
         raise
     except CommandError as error:
-        raise CommandError(f"{title}: {error}") from error
+        raise CommandError(f"{request.title}: {error}; {_EXPORT}") from error
     except Exception as error:  # onnx has its own exception for every kind of broken file
         if names := missing_weights(file):
             where = _printable(", ".join(names))[:_MAX_TEXT]
             advice = _PACK if file.is_relative_to(scratch) else f"put it there, or {_PACK}"
-            raise CommandError(f"{title} has its weights in {where}, not beside it: {advice}") from error
-        raise CommandError(f"{title} is not a complete ONNX network: {first_line(error)}; {_EXPORT}") from error
+            raise CommandError(f"{request.title} has its weights in {where}, not beside it: {advice}") from error
+        text = f"{request.title} is not a complete ONNX network: {first_line(error)}; {_EXPORT}"
+        raise CommandError(text.replace(f"{scratch}/", "")) from error
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors_in(network)):  # which ONNX Runtime would read
-        raise CommandError(f"{title} has weights in other files where onnx does not expect them; {_EXPORT}")
+        raise CommandError(f"{request.title} has weights in other files where onnx does not expect them; {_EXPORT}")
     return content
 
 
@@ -384,8 +385,7 @@ def _say_what_was_checked(reference: str, request: Request, report: check.Report
 def _summary(reference: str, new: Description, report: check.Report, *, is_single: bool) -> str:
     recipe = new.recipe
     shown, (width, height) = [label for label in new.labels if label.strip()], recipe.size
-    more = ", ..." if len(shown) > _SHOWN_LABELS else ""
-    classes = f"{len(new.labels)} classes ({', '.join(shown[:_SHOWN_LABELS])}{more})"
+    classes = f"{len(new.labels)} classes ({', '.join(shown[:_SHOWN_LABELS])}{', ...' * (len(shown) > _SHOWN_LABELS)})"
     if not new.labels:
         classes = ", ".join(f"{kind} {name} {[*shape]}" for name, (kind, shape) in recipe.outputs.items())
     pixels = f"{recipe.channels} / {recipe.scale:g}{' with mean and std' if any(recipe.mean) else ''}"

@@ -161,7 +161,8 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     defaults = {"resize": "center_crop", "crop": 1.0} if hints.is_ultralytics_classifier else _DEFAULTS.get(head, {})
     if not is_classifier:
         properties |= _told_by(known[head], options, features)
-    if head in get_args(FeatureHeadName) and "normalized" not in {options.box_units, properties.get("box_units")}:
+    is_letterbox = (options.resize or defaults.get("resize", "letterbox")) == "letterbox"
+    if head in get_args(FeatureHeadName) and is_letterbox and "normalized" not in {options.box_units, properties.get("box_units")}:
         with suppress(Unrecognized):  # a side is fixed somewhere
             properties["shapes"] = [shape for shape in hints.rectangles(size) if output_shapes(session, shape)]
     recipe = _to_recipe(defaults, options, **properties, task="classification" if is_classifier else task, head=head, size=size)

@@ -1,4 +1,5 @@
 -- Images whose metadata contain others, looked up as in match_words of 001: for those who ask, @> looks at all rows of the tenant.
+SET LOCAL lock_timeout = '5s';  -- as in 003
 CREATE INDEX ON images USING gin (metadata jsonb_path_ops) WITH (fastupdate = off);
 CREATE FUNCTION match_metadata(subset jsonb, most integer) RETURNS SETOF bigint
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $$
