@@ -22,12 +22,9 @@ from app.model.spec import OUTPUT_DTYPES
 from app.pipeline import examiner
 from app.settings.schema import Settings
 from app.triton.client import MODEL_INFER, OPTIONS
-from app.zoo import registry
 from app.zoo.add import Request, add
-from app.zoo.configs import HALF
-from app.zoo.pull import pull
 from app.zoo.recognize import read_options
-from app.zoo.repository import NETWORK, Repository
+from app.zoo.repository import Repository
 from bench.harness.triton import Triton, embedded_triton
 from tests.fakes import models
 from tests.support import SCENE, started, triton_home
@@ -246,32 +243,6 @@ async def test_a_model_on_demand_is_asked_only_while_it_is_loaded(tmp_path: Path
                 await until(client, "empty", 200)
     finally:
         await asyncio.to_thread(server.stop)
-
-
-@pytest.fixture(scope="module")
-def rounding(networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """A Triton that runs `yolo11n` as production does, in FP16, with values in FP32."""
-    repository = Repository(tmp_path_factory.mktemp("rounding") / "models")
-    pull("yolo11n", registry.load()["yolo11n"], repository, source=networks["yolo11n"], is_production=True)
-    version = repository.path / "yolo11n" / "1"
-    (version / HALF).replace(version / NETWORK)
-    with embedded_triton(repository.path, "yolo11n") as triton:
-        yield triton
-
-
-@pytest.mark.parametrize("sickness", SICKNESSES)
-async def test_a_model_in_half_precision_becomes_sick(rounding: Triton, sickness: Sickness) -> None:
-    async with sick(rounding.address) as proxy:
-        settings = msgspec.structs.replace(settings_to(rounding, proxy), model="yolo11n")
-        async with started(create_app(settings)) as client:
-            right = await until(client, "yolo11n", 200)
-            while not _was_asked(proxy, "yolo11n"):
-                assert await ask(client, "yolo11n") == (200, right)
-            proxy.sickness = sickness
-            await until(client, "yolo11n", 503)
-            proxy.sickness = None
-
-            assert await until(client, "yolo11n", 200) == right
 
 
 def _was_asked(proxy: SickTriton, model: str) -> bool:
