@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,15 +138,9 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
 
 
 @pytest.fixture
-async def proxies(triton: Triton) -> AsyncIterator[list[SickTriton]]:
-    """Two ways to this Triton, which are two Tritons to the gateway."""
-    async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(sick(triton.address)) for _ in range(2)]
-
-
-def settings_to(triton: Triton, *proxies: SickTriton, **settings: Any) -> Settings:  # noqa: ANN401
-    endpoints = ",".join(proxy.url for proxy in proxies)
-    return Settings(**SETTINGS, triton_endpoints=endpoints, model_repository=str(triton.repository), **settings)
+async def proxy(triton: Triton) -> AsyncIterator[SickTriton]:
+    async with sick(triton.address) as proxy:
+        yield proxy
 
 
 async def ask(client: httpx.AsyncClient, model: str) -> tuple[int, Any]:
@@ -169,10 +163,10 @@ def every_second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("sickness", SICKNESSES)
 @pytest.mark.parametrize("model", ["doors", "empty", "classes", "by_hand"])
-async def test_the_only_triton_becomes_sick(triton: Triton, proxies: list[SickTriton], model: str, sickness: Sickness) -> None:
-    proxy = proxies[0]
+async def test_the_only_triton_becomes_sick(triton: Triton, proxy: SickTriton, model: str, sickness: Sickness) -> None:
     proxy.models = {model}
-    async with started(create_app(settings_to(triton, proxy))) as client:
+    settings = Settings(**SETTINGS, triton_endpoints=proxy.url, model_repository=str(triton.repository))
+    async with started(create_app(settings)) as client:
         right = await until(client, model, 200)
         while not _was_asked(proxy, model):
             await ask(client, model)
@@ -192,28 +186,6 @@ async def test_the_only_triton_becomes_sick(triton: Triton, proxies: list[SickTr
         proxy.sickness = None
         assert await until(client, model, 200) == right
         assert (await client.get("/readyz")).status_code == 200
-
-
-@pytest.mark.parametrize("sickness", SICKNESSES)
-async def test_sick_triton_beside_a_working_one_gets_no_requests(
-    triton: Triton, proxies: list[SickTriton], sickness: Sickness
-) -> None:
-    async with started(create_app(settings_to(triton, *proxies))) as client:
-        right = await until(client, "doors", 200)
-        while not all(_was_asked(proxy, "doors") for proxy in proxies):
-            await ask(client, "doors")
-        proxies[0].sickness = sickness
-        while "doors:1" not in (await client.get("/health")).json()["tritons"][0]["wrong"]:
-            await ask(client, "doors")
-        proxies[0].inferences.clear()
-        answers = [await ask(client, "doors") for _ in range(30)]
-
-        assert answers == [(200, right)] * 30
-        assert not proxies[0].inferences
-        assert (await client.get("/readyz")).status_code == 200
-        proxies[0].sickness = None
-        while not proxies[0].inferences:
-            assert await ask(client, "doors") == (200, right)
 
 
 async def test_a_model_on_demand_is_asked_only_while_it_is_loaded(tmp_path: Path) -> None:
