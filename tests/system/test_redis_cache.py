@@ -37,7 +37,7 @@ class Asked(NamedTuple):
 def network() -> ModelProto:
     """Make a network that finds one object, whose box and score are pixels of the image; exact, however many images a batch has."""
     model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
-    network (float[batch, 3, 128, 256] images) => (float[batch, 5, 672] output0) {{
+    network (float[batch, 3, 128, 256] images) => (float[batch, 5, 672] output0) {
         starts = Constant <value_ints = [0, 60, 50]> ()
         ends = Constant <value_ints = [1, 61, 201]> ()
         axes = Constant <value_ints = [1, 2, 3]> ()
@@ -51,7 +51,7 @@ def network() -> ModelProto:
         moved = Add (scaled, offset)
         pads = Constant <value_ints = [0, 0, 0, 0, 0, 671]> ()
         output0 = Pad (moved, pads)
-    }}""")
+    }""")
     helper.set_model_props(model, {"names": "{0: 'spot'}"})
     return model
 
