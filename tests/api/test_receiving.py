@@ -21,7 +21,6 @@ from app.main import create_app
 from app.pipeline import preprocess
 from app.resilience.fairness import ANYBODY
 from app.resilience.uploads import Upload
-from app.triton.shared_memory import Arena
 from tests.api.conftest import in_virtual_time, now, settings_for
 from tests.fakes.http import Host, redirect, response
 from tests.fakes.triton import FakeTriton, serving
@@ -103,27 +102,6 @@ async def test_client_that_leaves_while_its_image_is_queued_costs_no_decoding(mo
         assert await post(app, stays) == 502  # in the thread that was the second's turn before
 
     assert len(decoded) == 2
-
-
-async def test_client_that_leaves_during_its_inference_leaves_the_slot_to_triton(arenas: list[Arena]) -> None:
-    """Its slot and its place are given back when the RPC has ended, because Triton reads and works until then."""
-    fake = FakeTriton()
-    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, max_requests=1))):
-        fake.requests.clear()
-        fake.may_answer.clear()
-        stays, leaves = asyncio.Event(), asyncio.Event()
-        running = asyncio.create_task(post(app, leaves))
-        await eventually(lambda: len(fake.requests) == 1)
-        leaves.set()
-        await running
-        (arena,) = arenas
-        assert arena.lent_bytes > 0
-        assert await post(app, stays) == 429
-        fake.may_answer.set()
-
-        await eventually(lambda: not arena.lent_bytes)
-        assert await post(app, stays) == 502
-    assert fake.cancelled == 0
 
 
 @pytest.fixture

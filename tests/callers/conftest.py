@@ -29,8 +29,8 @@ from tests.support import ROOT, sample_image
 MODEL = "yolo11n"
 KEY_ID, SECRET = "camera-1", "the-secret-of-a-test"
 KEY = f"{KEY_ID}.{SECRET}"
-VERSIONS = {"OpenProcessor": "c287cd5", "tritonclient": version("tritonclient")}
-"""Of what is not run, but whose calls are repeated, and of what is installed here."""
+VERSIONS = {"tritonclient": version("tritonclient")}
+"""Of what is installed here."""
 LINES = ["Nereid reads", "two lines 2026"]
 PORTRAIT = sample_image("astronaut.jpg")
 
@@ -100,13 +100,13 @@ def locked(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="session")
 def sight_models() -> list[Path]:
-    """The folders of the models for text, faces and vectors, pulled once for each state of the registry."""
+    """The folders of the models for text and faces, pulled once for each state of the registry."""
     digest = hashlib.sha256(registry.PUBLISHED.read_bytes()).hexdigest()[:16]
     with one_process_at_a_time(ROOT / ".clients") as folder:
         if not (made := folder / f"models-{digest}").is_dir():
             with TemporaryDirectory(dir=folder) as unfinished:
                 settings = {"NEREID_MODEL_REPOSITORY": f"{unfinished}/models", "NEREID_TRITON_HOME": str(ROOT / ".triton")}
-                for name in ("ocr", "faces", "embedding"):
+                for name in ("ocr", "faces"):
                     command = [sys.executable, "-m", "app", "pull", name]
                     subprocess.run(command, env=os.environ | settings, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
                 Path(unfinished, "models").rename(made)
@@ -115,7 +115,7 @@ def sight_models() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def sight_url(repository: Path, sight_models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a gateway without keys that has models for text, faces and vectors, and in which faces are on."""
+    """The URL of a gateway without keys that has models for text and faces, and in which faces are on."""
     folder = tmp_path_factory.mktemp("sight")
     with serving(folder, repository, *sight_models, faces="true", timeout_seconds=60) as url:
         yield url

@@ -3,6 +3,7 @@
 import csv
 import json
 import resource
+import signal
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,25 @@ def test_failure_is_listed_and_tried_again(gateway: Gateway, capsys: pytest.Capt
     assert detect("photos", "--out", "r.jsonl") == 0
 
     assert gateway.bodies == ["b.png"]
+    assert sorted(line["file"] for line in lines("r.jsonl")) == NAMES
+
+
+def test_interrupted_run_is_continued(gateway: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(name: str) -> httpx.Response:
+        if name == "b.png":
+            signal.raise_signal(signal.SIGINT)
+        return detected(RED)
+
+    gateway.respond = interrupt
+    assert detect("photos", "--out", "r.jsonl", "--in-flight", "1") == 130
+    done = [line["file"] for line in lines("r.jsonl")]
+    assert "deeper/c.jpg" not in done
+    assert capsys.readouterr().err == f"pictures: 3, new: 3, with a result: {len(done)}; the next run sends the others\n"
+    gateway.respond = lambda _: detected(RED)
+    gateway.asked.clear()
+    assert detect("photos", "--out", "r.jsonl") == 0
+
+    assert gateway.bodies == NAMES[len(done) :]
     assert sorted(line["file"] for line in lines("r.jsonl")) == NAMES
 
 

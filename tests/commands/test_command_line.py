@@ -240,17 +240,6 @@ def test_model_of_a_default_route_is_pulled(triton: Mock, repository: Path, monk
     assert [call.args[0].model for call in triton.pull.mock_calls] == ["yolo11n"]
 
 
-def test_serve_starts_triton_and_watches_it(triton: Mock, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    triton.supervise.side_effect = CommandError("Triton cannot be run here")
-    assert main(["serve", "--port", str(free_port())]) == 1
-    assert done(triton) == ["claim", "install", "pull", "start", "supervise", "stop"]
-    assert triton.supervise.call_args.args[1] is triton
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ready, failed = capsys.readouterr().err.splitlines()
-    assert ready == f"nereid: Triton is ready with the models in {repository}; its log is triton.log"
-    assert failed == "nereid: Triton cannot be run here"
-
-
 def test_all_instances_must_live_and_answer_200(tmp_path: Path) -> None:
     """Whether or not they are ready; a crash leaves a socket behind that accepts nothing."""
     settings = Settings(instances=2, socket=str(tmp_path))

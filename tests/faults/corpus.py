@@ -8,7 +8,7 @@ from random import Random
 
 from PIL import Image
 
-from tests.imaging.samples import FORMATS, GREY, NOISE, RGB, RGBA, encode, exif_of, png, png_chunk
+from tests.imaging.samples import FORMATS, GREY, NOISE, RGBA, encode, exif_of, png
 
 MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "F", "I;16", "I;16B")
 _SIGNATURES = (b"\xff\xd8\xff\xe0", b"\x89PNG\r\n\x1a\n", b"RIFF\x40\0\0\0WEBPVP8 ", b"GIF89a", b"BM", b"")
@@ -79,24 +79,10 @@ def invent(random: Random) -> bytes:
     return random.choice(_SIGNATURES) + random.randbytes(random.choice((1, 10, 100, 2000)))
 
 
-def bombs() -> dict[str, bytes]:
-    """Make small files whose headers announce more pixels than any limit allows."""
-    size = 16_000, 16_000
-    sof = struct.pack(">HBHHB", 17, 8, size[1], size[0], 3) + b"\1\x22\0\2\x11\1\3\x11\1"
-    vp8l = b"\x2f" + (size[0] - 1 | size[1] - 1 << 14).to_bytes(4, "little") + bytes(13)
-    vp8l = b"VP8L" + struct.pack("<I", len(vp8l)) + vp8l
-    return {
-        "PNG 1-bit": png(*size, 1, GREY, bytes(size[0] // 8 * size[1])),
-        "PNG RGBA header": png(*size, 8, RGBA),
-        "PNG animated": png(*size, 8, RGB)[:33] + png_chunk(b"acTL", struct.pack(">II", 1000, 0)) + png(*size, 8, RGB)[33:],
-        "JPEG": encode(NOISE, "JPEG").partition(b"\xff\xc0")[0]
-        + b"\xff\xc0"
-        + sof
-        + encode(NOISE, "JPEG").partition(b"\xff\xc4")[2],
-        "WEBP": b"RIFF" + struct.pack("<I", 4 + len(vp8l)) + b"WEBP" + vp8l,
-        "GIF": b"GIF89a" + struct.pack("<HH3x", *size) + b"," + struct.pack("<HHHHB", 0, 0, *size, 0) + b"\x08\x01\0\0;",
-        "BMP": b"BM" + struct.pack("<IIIIiiHHIIiiII", 54, 0, 54, 40, *size, 1, 24, 0, 0, 0, 0, 0, 0),
-    }
+def bombs() -> list[bytes]:
+    """Make small files whose headers announce more pixels than any limit allows: one with its pixels, and one without."""
+    width, height = 16_000, 16_000
+    return [png(width, height, 1, GREY, bytes(width // 8 * height)), png(width, height, 8, RGBA)]
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:

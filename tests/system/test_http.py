@@ -4,13 +4,12 @@ import json
 import re
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 
 from tests.api.conftest import write_keys
 from tests.faults.exchange import Connection, encode
 from tests.faults.serving import Gateway, running_gateway
-from tests.support import free_port, scrape
+from tests.support import free_port
 
 SECRET = "a-secret"  # noqa: S105 - it protects nothing
 KEY = f"X-API-Key: camera.{SECRET}"
@@ -18,10 +17,10 @@ KEY = f"X-API-Key: camera.{SECRET}"
 
 @pytest.fixture(scope="module")
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """A gateway of one worker that needs a key, receives one body at a time, and accepts 6 MiB."""
+    """A gateway of one worker that needs a key and accepts 6 MiB."""
     folder = tmp_path_factory.mktemp("gateway")
     keys = write_keys(folder, ("camera", SECRET, "detect health"))
-    options = {"workers": 1, "max_uploads": 1, "max_file_size_mb": 6, "api_keys_file": keys}
+    options = {"workers": 1, "max_file_size_mb": 6, "api_keys_file": keys}
     async with running_gateway(f"127.0.0.1:{free_port()}", folder, **options) as running:
         yield running
 
@@ -75,21 +74,6 @@ async def test_a_chunked_body_that_is_too_large_is_answered(connection: Connecti
     await connection.send(b"0\r\n\r\n")
 
     assert await is_alive(connection)
-
-
-async def test_a_full_gateway_answers_a_client_that_goes_on_sending(gateway: Gateway, connection: Connection) -> None:
-    async with await Connection.open(gateway.url) as another:
-        await another.send(head(KEY, length=8) + b"1234")
-        key = {"X-API-Key": f"camera.{SECRET}"}
-        async with httpx.AsyncClient(base_url=gateway.url, headers=key) as client:
-            while (await scrape(client))["api_active_requests"] != 2:  # that upload and this question
-                pass
-        assert await exchange(connection, head(KEY, "Content-Type: image/jpeg")) == (429, "gateway_full")
-        assert await is_alive(connection)
-        answer = await another.ask(b"5678")
-
-        assert answer.status in {415, 503}
-        assert await is_alive(another)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,12 +22,9 @@ from app.model.spec import OUTPUT_DTYPES
 from app.pipeline import examiner
 from app.settings.schema import Settings
 from app.triton.client import MODEL_INFER, OPTIONS
-from app.zoo import registry
 from app.zoo.add import Request, add
-from app.zoo.configs import HALF
-from app.zoo.pull import pull
 from app.zoo.recognize import read_options
-from app.zoo.repository import NETWORK, Repository
+from app.zoo.repository import Repository
 from bench.harness.triton import Triton, embedded_triton
 from tests.fakes import models
 from tests.support import SCENE, started, triton_home
@@ -141,15 +138,9 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
 
 
 @pytest.fixture
-async def proxies(triton: Triton) -> AsyncIterator[list[SickTriton]]:
-    """Two ways to this Triton, which are two Tritons to the gateway."""
-    async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(sick(triton.address)) for _ in range(2)]
-
-
-def settings_to(triton: Triton, *proxies: SickTriton, **settings: Any) -> Settings:  # noqa: ANN401
-    endpoints = ",".join(proxy.url for proxy in proxies)
-    return Settings(**SETTINGS, triton_endpoints=endpoints, model_repository=str(triton.repository), **settings)
+async def proxy(triton: Triton) -> AsyncIterator[SickTriton]:
+    async with sick(triton.address) as proxy:
+        yield proxy
 
 
 async def ask(client: httpx.AsyncClient, model: str) -> tuple[int, Any]:
@@ -172,10 +163,10 @@ def every_second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("sickness", SICKNESSES)
 @pytest.mark.parametrize("model", ["doors", "empty", "classes", "by_hand"])
-async def test_the_only_triton_becomes_sick(triton: Triton, proxies: list[SickTriton], model: str, sickness: Sickness) -> None:
-    proxy = proxies[0]
+async def test_the_only_triton_becomes_sick(triton: Triton, proxy: SickTriton, model: str, sickness: Sickness) -> None:
     proxy.models = {model}
-    async with started(create_app(settings_to(triton, proxy))) as client:
+    settings = Settings(**SETTINGS, triton_endpoints=proxy.url, model_repository=str(triton.repository))
+    async with started(create_app(settings)) as client:
         right = await until(client, model, 200)
         while not _was_asked(proxy, model):
             await ask(client, model)
@@ -195,28 +186,6 @@ async def test_the_only_triton_becomes_sick(triton: Triton, proxies: list[SickTr
         proxy.sickness = None
         assert await until(client, model, 200) == right
         assert (await client.get("/readyz")).status_code == 200
-
-
-@pytest.mark.parametrize("sickness", SICKNESSES)
-async def test_sick_triton_beside_a_working_one_gets_no_requests(
-    triton: Triton, proxies: list[SickTriton], sickness: Sickness
-) -> None:
-    async with started(create_app(settings_to(triton, *proxies))) as client:
-        right = await until(client, "doors", 200)
-        while not all(_was_asked(proxy, "doors") for proxy in proxies):
-            await ask(client, "doors")
-        proxies[0].sickness = sickness
-        while "doors:1" not in (await client.get("/health")).json()["tritons"][0]["wrong"]:
-            await ask(client, "doors")
-        proxies[0].inferences.clear()
-        answers = [await ask(client, "doors") for _ in range(30)]
-
-        assert answers == [(200, right)] * 30
-        assert not proxies[0].inferences
-        assert (await client.get("/readyz")).status_code == 200
-        proxies[0].sickness = None
-        while not proxies[0].inferences:
-            assert await ask(client, "doors") == (200, right)
 
 
 async def test_a_model_on_demand_is_asked_only_while_it_is_loaded(tmp_path: Path) -> None:
@@ -246,32 +215,6 @@ async def test_a_model_on_demand_is_asked_only_while_it_is_loaded(tmp_path: Path
                 await until(client, "empty", 200)
     finally:
         await asyncio.to_thread(server.stop)
-
-
-@pytest.fixture(scope="module")
-def rounding(networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """A Triton that runs `yolo11n` as production does, in FP16, with values in FP32."""
-    repository = Repository(tmp_path_factory.mktemp("rounding") / "models")
-    pull("yolo11n", registry.load()["yolo11n"], repository, source=networks["yolo11n"], is_production=True)
-    version = repository.path / "yolo11n" / "1"
-    (version / HALF).replace(version / NETWORK)
-    with embedded_triton(repository.path, "yolo11n") as triton:
-        yield triton
-
-
-@pytest.mark.parametrize("sickness", SICKNESSES)
-async def test_a_model_in_half_precision_becomes_sick(rounding: Triton, sickness: Sickness) -> None:
-    async with sick(rounding.address) as proxy:
-        settings = msgspec.structs.replace(settings_to(rounding, proxy), model="yolo11n")
-        async with started(create_app(settings)) as client:
-            right = await until(client, "yolo11n", 200)
-            while not _was_asked(proxy, "yolo11n"):
-                assert await ask(client, "yolo11n") == (200, right)
-            proxy.sickness = sickness
-            await until(client, "yolo11n", 503)
-            proxy.sickness = None
-
-            assert await until(client, "yolo11n", 200) == right
 
 
 def _was_asked(proxy: SickTriton, model: str) -> bool:

@@ -101,7 +101,7 @@ class Conformance(ABC):
         self, server: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         log = captured_log(monkeypatch, middleware)
-        for image in (b"", b"this is not an image", sample_image("chelsea.jpg")[:5000], next(iter(bombs().values()))):
+        for image in (b"", b"this is not an image", sample_image("chelsea.jpg")[:5000], bombs()[0]):
             sent = self.request(image)
             response = await server.post(sent.path, **sent.arguments)
             own = (await server.post("/detect", content=image)).status_code
