@@ -8,6 +8,8 @@ import numpy as np
 import onnxruntime
 
 _CUDA = "CUDAExecutionProvider"
+_SIDE = 640
+"""Height and width where the network takes any."""
 
 
 def main(file: str, seconds: float, batches: list[int]) -> None:
@@ -18,8 +20,9 @@ def main(file: str, seconds: float, batches: list[int]) -> None:
     if _CUDA not in session.get_providers():
         raise SystemExit("CUDA does not load")
     (tensor,), rates = session.get_inputs(), {}
+    shape = [side if isinstance(side, int) else _SIDE for side in tensor.shape[1:]]
     for batch in batches:
-        noise = np.random.default_rng(0).integers(0, 256, (batch, *tensor.shape[1:]), np.uint8)
+        noise = np.random.default_rng(0).integers(0, 256, (batch, *shape), np.uint8)
         session.run(None, {tensor.name: noise})  # the first one chooses algorithms
         count, start = 0, perf_counter()
         while not count or perf_counter() - start < seconds:

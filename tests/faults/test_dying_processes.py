@@ -150,14 +150,15 @@ async def test_late_process_of_a_model_gives_no_answer_of_another_image(
     with running_fleet(repository, tmp_path, settings={"timeout_seconds": _DEADLINE}) as fleet, behind_nginx(fleet) as url:
         async with asking(fleet, url) as counted:
             for _ in range(3):
-                stub = fleet.stubs("checksum")[0]
-                stub.send_signal(signal.SIGSTOP)
-                await asyncio.sleep(seconds)
+                stubs: list[psutil.Process] = []
+                await until(lambda stubs=stubs: stubs.extend(fleet.stubs("checksum")) or stubs)  # type: ignore[misc]
                 with suppress(psutil.NoSuchProcess):  # Triton has been restarted
-                    stub.send_signal(signal.SIGCONT)
+                    stubs[0].send_signal(signal.SIGSTOP)
+                    await asyncio.sleep(seconds)
+                    stubs[0].send_signal(signal.SIGCONT)
                 answered = counted.statuses[200] + 200
                 await until(lambda answered=answered: counted.statuses[200] > answered)  # type: ignore[misc]
-                await until(lambda: fleet.stubs("checksum"))
+            await until(lambda: len(fleet.stubs("checksum")) == 2 and fleet.is_ready())
             triton = fleet.triton()
             assert triton is not None
             fleet.stubs("checksum")[0].kill()  # the other one goes on, but is not enough

@@ -145,7 +145,7 @@ def test_requests_from_the_openapi_document_are_answered_as_it_says(gateway: Gat
         if b"a vector that is zero" not in response.content:  # what the small model of these tests makes of a black picture
             case.validate_response(response, checks=_CHECKS)
 
-    with unharmed(gateway):
+    with unharmed(gateway, allowed={502}):  # of that model
         check()
 
 

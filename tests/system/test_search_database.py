@@ -4,12 +4,13 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 
 import asyncpg
 import httpx
+import psutil
 import pytest
 
 from app.embedded.postgres.server import EmbeddedPostgres
@@ -91,8 +92,12 @@ async def test_detection_goes_on_while_the_database_cannot_be_started(home: Sett
 
 def folders_of_search() -> set[Path]:
     """Return the folders of the sockets of search of gateways that this process has started, while these run."""
-    listening = [each for child in children() if child.name() == "search" for each in child.net_connections("unix")]
-    return {Path(each.laddr).parent for each in listening if Path(each.laddr).name == "search.sock"}
+    folders = set()
+    for child in children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            listening = map(Path, (each.laddr for each in child.net_connections("unix") if child.name() == "search"))
+            folders |= {path.parent for path in listening if path.name == "search.sock"}
+    return folders
 
 
 async def test_caller_is_the_same_for_search_as_for_its_worker(home: Settings, repository: Path, tmp_path: Path) -> None:
