@@ -185,3 +185,7 @@ class IndexRefused(GatewayError):
 
 class DeadlinePassed(GatewayError):
     status, code, title = 504, "deadline_passed", "The request took too long"
+
+
+class TurnMissed(DeadlinePassed):
+    """Before the model was asked, which tells nothing of it."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from app.errors import DeadlinePassed, GatewayFull, Superseded
+from app.errors import GatewayFull, Superseded, TurnMissed
 from app.resilience import model_queue
 from app.resilience.batch_queue import BatchQueue
 from app.resilience.concurrency import BatchTimes
@@ -127,7 +127,7 @@ class Queues(Machine):
                     self.progress[request.line.worker] = self.clock.now
                 self.held.append((request.line, request.task.result()))
             else:
-                assert type(request.task.exception()) is (DeadlinePassed if request.line.is_image else GatewayFull)
+                assert type(request.task.exception()) is (TurnMissed if request.line.is_image else GatewayFull)
                 assert self.clock.now >= request.until
 
     @rule(lines=st.lists(st.sampled_from([Line(0, "a"), Line(1, "a"), Line(0, "b")]), min_size=3, max_size=6))
@@ -146,7 +146,7 @@ class Queues(Machine):
             assert not enters
             assert not self.is_soon(line, uploads)
         ahead = self.until_served(line)
-        is_late = ahead > 0 and (ahead + 1) * self.pace(line.worker) > seconds
+        is_late = ahead > 0 and (ahead + 1) * self.pace(line.worker) > 0.7 * seconds
         waits = not enters and self.is_soon(line)
         request = self.arrive(line, seconds)
         self.skip(0)
@@ -233,7 +233,7 @@ def test_queues_of_two_workers(runs: int) -> None:
     check(Queues, runs=runs, steps=40)
 
 
-CAMERAS, INTERVAL, CALL, STEP, SECONDS = 16, 0.2, 0.05, 0.005, 8
+CAMERAS, INTERVAL, CALL, STEP, SECONDS = 16, 0.2, 0.05, 0.005, 20
 
 
 class Cameras(Machine):
@@ -275,7 +275,7 @@ class Cameras(Machine):
 
         assert not any(queue.in_progress or len(frames) for queue, frames in lines)
         numbers = [*map(len, cameras)]
-        assert max(numbers) - min(numbers) <= 2
+        assert max(numbers) <= 1.1 * min(numbers) + 1
         assert sum(numbers) + len(single) >= SECONDS / CALL - 2  # the model was never idle
         # A single request of another caller may come between.
         assert max(map(max, cameras)) <= INTERVAL + (2 + (callers > 1)) * CALL + 2 * STEP
