@@ -188,4 +188,4 @@ class DeadlinePassed(GatewayError):
 
 
 class TurnMissed(DeadlinePassed):
-    """Before the model was asked, which tells nothing of it."""
+    """The deadline passed before the model was asked, which tells nothing of the model."""

@@ -128,12 +128,9 @@ class StreamQueue:
         self._read_published()
         while self._admit_first():
             pass
-        if self._frames and self._poll is None:
-            self._poll = asyncio.get_running_loop().call_later(_POLL_SECONDS, self._look)
-
-    def _look(self) -> None:
-        self._poll = None
-        self._wake()
+        if self._poll is not None:
+            self._poll.cancel()
+        self._poll = asyncio.get_running_loop().call_later(_POLL_SECONDS, self._wake) if self._frames else None
 
     def _admit_first(self) -> bool:
         """Admit the first frame for which its caller has room; otherwise tell all workers its rank, and return False."""

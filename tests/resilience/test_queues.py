@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from app.errors import GatewayFull, Superseded, TurnMissed
+from app.errors import CircuitOpen, GatewayFull, Superseded, TurnMissed
 from app.resilience import model_queue
 from app.resilience.batch_queue import BatchQueue
 from app.resilience.concurrency import BatchTimes
@@ -19,6 +19,7 @@ from app.resilience.fairness import Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.streams import StreamQueue
 from tests.machines import Machine, check
+from tests.support import OpenTable
 
 MAX_WAIT = 2**-4
 PACE = 2**-8
@@ -284,3 +285,30 @@ class Cameras(Machine):
 
 def test_cameras_get_equal_numbers_of_fresh_answers() -> None:
     check(Cameras, runs=3, steps=1)
+
+
+async def test_waiting_frames_are_bounded_and_leave_room_for_other_callers(open_table: OpenTable) -> None:
+    """Those that wait behind single requests of their caller hold back no other one."""
+    tables, silent = [open_table(), open_table()], list[bool]()
+    queues = [ModelQueue(table, "tiny", 128, 2.5, lambda: bool(silent)) for table in tables]
+    lines = [StreamQueue(queue, table, "tiny") for queue, table in zip(queues, tables, strict=True)]
+    many, other, deadline = Caller("many"), Caller("other"), Deadline.after(60)
+    held = [await queues[0].admit(many, deadline) for _ in range(6)]
+    held.append(await lines[0].admit(many, "first", 0.0, deadline))
+    waiting = [asyncio.create_task(lines[0].admit(many, f"{number}", 0.0, deadline)) for number in range(200)]
+    newer = asyncio.create_task(lines[1].admit(many, "0", -1.0, deadline))
+    with pytest.raises(Superseded):
+        await waiting[0]
+    assert {type(task.exception()) for task in waiting[1:] if task.done()} == {GatewayFull}
+    assert len(lines[0]) == 127
+    held.append(await lines[1].admit(other, "door", 0.0, deadline))
+    with pytest.raises(TurnMissed):
+        await lines[1].admit(other, "yard", 0.0, Deadline.after(0))
+    silent.append(True)
+    with pytest.raises(CircuitOpen):
+        await lines[1].admit(other, "yard", 0.0, deadline)
+    for task in (newer, *waiting):
+        task.cancel()
+    await asyncio.gather(newer, *waiting, return_exceptions=True)
+    for permit in held:
+        permit.release()
