@@ -185,7 +185,3 @@ class IndexRefused(GatewayError):
 
 class DeadlinePassed(GatewayError):
     status, code, title = 504, "deadline_passed", "The request took too long"
-
-
-class TurnMissed(DeadlinePassed):
-    """The deadline passed before the model was asked, which tells nothing of the model."""

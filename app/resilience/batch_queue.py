@@ -2,8 +2,7 @@
 
 import asyncio
 
-from app.errors import TurnMissed
-from app.resilience.deadline import Deadline
+from app.resilience.deadline import Deadline, TurnMissed
 from app.resilience.fairness import NORMAL, Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.wait_queue import WaitQueue

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from app.errors import CircuitOpen, GatewayError, GatewayFull, TurnMissed
+from app.errors import CircuitOpen, GatewayError, GatewayFull
 from app.resilience.concurrency import NEAR, BatchTimes, ConcurrencyLimit
-from app.resilience.deadline import Deadline
+from app.resilience.deadline import Deadline, TurnMissed
 from app.resilience.fairness import SHADOW, Caller, CallerCounts
 from app.resilience.lease import Lease
 from app.resilience.rounds import Rounds

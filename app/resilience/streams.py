@@ -9,8 +9,8 @@ from functools import partial
 from hashlib import blake2b
 from time import monotonic
 
-from app.errors import Superseded, TurnMissed
-from app.resilience.deadline import Deadline
+from app.errors import Superseded
+from app.resilience.deadline import Deadline, TurnMissed
 from app.resilience.fairness import Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import SEPARATOR, WorkerTable

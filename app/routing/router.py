@@ -14,7 +14,6 @@ from app.errors import (
     GatewayFull,
     InvalidParameter,
     ModelNotReady,
-    TurnMissed,
     UnknownModel,
     UnknownVersion,
     UnsupportedModel,
@@ -25,6 +24,7 @@ from app.pipeline.call import CallContext, Question, Result
 from app.pipeline.hooks import Attempt
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.preprocess import Source
+from app.resilience.deadline import TurnMissed
 from app.routing.canary import CanaryWatch
 from app.routing.route import Route, is_in_share, is_key_in_share
 from app.routing.routes import Routes

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from app.errors import CircuitOpen, GatewayFull, Superseded, TurnMissed
+from app.errors import CircuitOpen, GatewayFull, Superseded
 from app.resilience import model_queue
 from app.resilience.batch_queue import BatchQueue
 from app.resilience.concurrency import BatchTimes
-from app.resilience.deadline import Deadline
+from app.resilience.deadline import Deadline, TurnMissed
 from app.resilience.fairness import Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.streams import StreamQueue

@@ -11,11 +11,11 @@ import grpc
 import numpy as np
 import pytest
 
-from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, TritonUnavailable, TurnMissed, UnknownVersion
+from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, TritonUnavailable, UnknownVersion
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext
 from app.pipeline.results import Detections
-from app.resilience.deadline import Deadline
+from app.resilience.deadline import Deadline, TurnMissed
 from app.resilience.worker_table import WorkerTable
 from app.routing.route import Canary, Route, Shadow
 from app.routing.router import Choice, Router
