@@ -2,8 +2,7 @@
 
 import asyncio
 
-from app.errors import DeadlinePassed
-from app.resilience.deadline import Deadline
+from app.resilience.deadline import Deadline, TurnMissed
 from app.resilience.fairness import NORMAL, Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.wait_queue import WaitQueue
@@ -44,7 +43,7 @@ class BatchQueue:
         try:
             return await self._images.wait(self._enter, deadline.remaining, NORMAL - is_later_step)
         except TimeoutError:
-            raise DeadlinePassed("its turn did not come in time; send fewer images, or ask for more time with timeout_ms") from None
+            raise TurnMissed("its turn did not come in time; send fewer images, or ask for more time with timeout_ms") from None
         finally:
             self._waiting.add(self.caller, -1)
 

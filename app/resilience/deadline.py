@@ -3,6 +3,8 @@
 from time import monotonic
 from typing import NamedTuple
 
+from app.errors import DeadlinePassed
+
 
 class Deadline(NamedTuple):
     """A time on the monotonic clock."""
@@ -19,3 +21,7 @@ class Deadline(NamedTuple):
     def remaining(self) -> float:
         """Seconds left; negative after the deadline."""
         return self.at - monotonic()
+
+
+class TurnMissed(DeadlinePassed):
+    """The deadline passed before the model was asked, which tells nothing of the model."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from app.errors import CircuitOpen, DeadlinePassed, GatewayError, GatewayFull
+from app.errors import CircuitOpen, GatewayError, GatewayFull
 from app.resilience.concurrency import NEAR, BatchTimes, ConcurrencyLimit
-from app.resilience.deadline import Deadline
+from app.resilience.deadline import Deadline, TurnMissed
 from app.resilience.fairness import SHADOW, Caller, CallerCounts
 from app.resilience.lease import Lease
 from app.resilience.rounds import Rounds
@@ -27,7 +27,6 @@ _FILLED = 0.7
 _STALE_SECONDS = 5.0
 # A shorter pause is never treated as a stall.
 _MIN_STALL_SECONDS = 0.1
-_SMOOTHING = 0.1  # weight of the newest request in an average
 # By this, later steps come before new requests of the same priority.
 _BEFORE = 0.5
 _MILLI = 1_000
@@ -83,7 +82,7 @@ class ModelQueue:
         self, table: WorkerTable, model: str, ceiling: int, target_seconds: float, is_silent: Callable[[], bool] = lambda: False
     ) -> None:
         """Start without requests; `is_silent` tells whether the model has stopped to answer anything."""
-        self._is_silent = is_silent
+        self.is_silent = is_silent
         self._table = table
         self._model = model
         self._limit_column = table.column(f"limit:{model}")
@@ -102,8 +101,6 @@ class ModelQueue:
         """Number of this worker's requests in progress."""
         self._progress_at = 0.0
         """When one of them last ended, or the first one began."""
-        self.request_calls = 1.0
-        """Duration of a request without its wait for a call, in durations of calls: more than 1 by what decoding takes."""
         self._read_limit()
 
     @property
@@ -152,7 +149,7 @@ class ModelQueue:
         try:
             return await self._waiting.wait(part.enter, deadline.remaining, caller.priority - _BEFORE)
         except TimeoutError:
-            raise DeadlinePassed("the turn of a later step did not come in time") from None
+            raise TurnMissed("the turn of a later step did not come in time") from None
 
     def try_admit(self, caller: Caller) -> Permit | None:
         """Admit a request if there is room now and no other one of the caller is waiting."""
@@ -171,8 +168,6 @@ class ModelQueue:
         """Record the duration of a request; see `ConcurrencyLimit.add`."""
         was_stale = self.is_stale
         self._measured_at = monotonic()
-        if batch is not None and batch.call > 0:
-            self.request_calls += ((seconds - batch.wait) / batch.call - self.request_calls) * _SMOOTHING
         is_new = self._measured.add(seconds, position, self.limit, is_near=is_near, batch=batch, workers=self._table.workers)
         if is_new or was_stale:
             self._share_limit(self._measured.value)
@@ -267,7 +262,7 @@ class ModelQueue:
 
     def full(self) -> GatewayError:
         """Return the error for a request that cannot be admitted, with a Retry-After time."""
-        if self._is_silent():
+        if self.is_silent():
             return CircuitOpen("Triton has stopped to answer")
         # The expected end of the requests in progress, with jitter to spread the retries.
         seconds = math.ceil(self.in_progress * self.pace() * random.uniform(1, 2))  # noqa: S311

@@ -1,40 +1,38 @@
 """Frames of streams, such as those of cameras, that wait to be admitted to one model.
 
 A newer frame takes the place of the one that waits, so no frame is admitted for which there is a newer one. The next frame may
-come to another worker, so the table of workers has the places of the waiting frames, and which of them each worker admits next.
+come to another worker, so each worker publishes its latest frames, and which one it admits next.
 """
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 from hashlib import blake2b
 from time import monotonic
 
-from app.errors import DeadlinePassed, Superseded
-from app.resilience.deadline import Deadline
+from app.errors import Superseded
+from app.resilience.deadline import Deadline, TurnMissed
 from app.resilience.fairness import Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import SEPARATOR, WorkerTable
 
 # There is no notification of what happens in other workers.
 _POLL_SECONDS = 0.005
-# Room is left for this long to a frame of another worker, which may have stopped.
-_PATIENCE_SECONDS = 0.05
-# A place is a time in ticks. In the table, it is followed by a mark, part of a hash, which tells streams of the same cell apart.
-_TICKS = 1 << 14
-_MARK = (1 << 22) - 1
-_CELLS, _PROBES = 1024, 4
-_PLACES = 1 << 41  # in four years
+# Frames that a worker publishes before it overwrites the first one: more than arrive between two polls.
+_PUBLISHED = 64
+# A caller may have as many waiting frames in a worker as are still free of so many.
+_MAX_WAITING = 256
+_MICRO = 1_000_000
 _COLUMNS = 1 << 14
 _NEWER = "a newer image of this stream takes the place of this one"
 
 
 class _Frame:
-    def __init__(self, caller: Caller, key: int, began: int) -> None:
-        self.caller, self.key, self.began = caller, key, began
-        self.place = 0
-        self.cell: int | None = None
-        """Column with the place; None if the frame is unknown to other workers."""
+    def __init__(self, caller: Caller, column: int, key: int, age: float) -> None:
+        self.caller, self.key = caller, key
+        self.flow = caller.priority * _COLUMNS + column
+        """Priority of the caller, and column of the table with its frames in progress."""
+        self.place = int(monotonic() * _MICRO)
+        self.began = self.place - int(age * _MICRO)
         self.turn: asyncio.Future[Permit | None] = asyncio.get_running_loop().create_future()
         """Done with None if there is a newer frame."""
 
@@ -47,22 +45,30 @@ class StreamQueue:
         """Number of images that all Tritons process in parallel."""
         self._queue, self._table, self._model = queue, table, model
         self._active = queue.frame_counts()
-        self._next = table.column(f"next frame:{model}")
+        self._next = table.column(f"flow of next frame:{model}"), table.column(f"place of next frame:{model}")
+        self._published = table.column("published frames")
+        """Number of frames that a worker has published, of all models."""
+        self._ring = [[table.column(f"published frame {n} {part}") for part in range(3)] for n in range(_PUBLISHED)]
+        self._read: dict[int, int] = {}
+        """Number of published frames that this worker has read, by row."""
         self._frames: dict[int, _Frame] = {}
         """The frames that wait in this worker, by hash of their stream."""
-        self._yields_since = 0.0
-        """Since when there has been room that is left to a frame of another worker; 0 if there is none."""
         self._poll: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._frames)
 
     async def admit(self, caller: Caller, stream: str, age: float, deadline: Deadline) -> Permit:
-        """Admit a frame whose request began `age` seconds ago; raises Superseded if there is, or comes, a newer one."""
+        """Admit a frame whose request began `age` seconds ago.
+
+        Raises Superseded if there is, or comes, a newer one, TurnMissed at the deadline, GatewayFull if too many frames wait, and
+        CircuitOpen if Triton has stopped to answer.
+        """
         name = SEPARATOR.join((self._model, caller.name, stream)).encode()
-        key, began = int.from_bytes(blake2b(name, digest_size=7).digest()), int((monotonic() - age) * _TICKS)
-        frame = _Frame(caller, key, began)
+        frame = _Frame(caller, self._active.column(caller), int.from_bytes(blake2b(name, digest_size=7).digest()), age)
+        self._read_published()  # what is published from now on may be newer
         self._take_place(frame)
+        self._publish(frame.key, frame.began, frame.place)
         self._wake()
         try:
             async with asyncio.timeout(deadline.remaining):
@@ -72,77 +78,97 @@ class StreamQueue:
             if frame.turn.done() and not frame.turn.cancelled() and (permit := frame.turn.result()) is not None:
                 permit.release()  # the turn came at the same moment
             if isinstance(error, TimeoutError):
-                raise DeadlinePassed("the turn of its stream did not come in time") from None
+                raise TurnMissed("the turn of its stream did not come in time") from None
             raise
         if permit is None:
             raise Superseded(_NEWER)
         return permit
 
+    @property
+    def _limit(self) -> int:
+        return 2 * self.parallel_images
+
     def _take_place(self, frame: _Frame) -> None:
         older = self._frames.get(frame.key)
-        if self._is_superseded(frame) or (older is not None and older.began > frame.began):  # the body took longer
+        if older is not None and older.began > frame.began:  # the body took longer
             raise Superseded(_NEWER)
-        places = [place for place, _ in self._waiting(frame.key) if place]
-        frame.place = min(places, default=int(monotonic() * _TICKS))
+        waiting = sum(other.caller.name == frame.caller.name for other in self._frames.values())
+        is_full = older is None and waiting + len(self._frames) >= _MAX_WAITING
+        if is_full or (self._queue.is_silent() and self._active.total >= self._limit):
+            raise self._queue.full()
         if older is not None:
-            frame.place = min(frame.place, older.place)
+            frame.place = older.place
             self._end(older, None)
         self._frames[frame.key] = frame
-        for place, began in self._columns(frame.key):
-            if not self._table.cells[place]:
-                self._table.set(began, frame.began)
-                self._table.set(place, frame.place * (_MARK + 1) + _mark(frame.key))
-                frame.cell = place
-                break
+
+    def _publish(self, *frame: int) -> None:
+        """Tell all workers key, begin and place of a frame."""
+        number = self._table.cells[self._published]
+        for column, value in zip(self._ring[number % _PUBLISHED], frame, strict=True):
+            self._table.set(column, value)
+        self._table.set(self._published, number + 1)
+
+    def _read_published(self) -> None:
+        for published, row in zip(self._table.values(self._published), self._table.rows(), strict=True):
+            for number in range(max(self._read.get(row, 0), published - _PUBLISHED), published):
+                key, began, place = self._table.of_row(row, *self._ring[number % _PUBLISHED])
+                if (frame := self._frames.get(key)) is None:
+                    continue
+                if began > frame.began:
+                    self._end(frame, None)
+                    self._publish(key, began, frame.place)
+                elif began < frame.began:  # the body of the older one took longer
+                    self._publish(key, frame.began, frame.place)
+                else:
+                    frame.place = min(frame.place, place)
+            self._read[row] = published
 
     def _wake(self) -> None:
         """Answer the frames for which there are newer ones, and admit others while there is room."""
-        for waiting in list(self._frames.values()):
-            if self._is_superseded(waiting):
-                self._end(waiting, None)
+        self._read_published()
+        while self._admit_first():
+            pass
+        if self._poll is not None:
+            self._poll.cancel()
+        self._poll = asyncio.get_running_loop().call_later(_POLL_SECONDS, self._wake) if self._frames else None
+
+    def _admit_first(self) -> bool:
+        """Admit the first frame for which its caller has room; otherwise tell all workers its rank, and return False."""
         full = set[str]()
-        self._table.set(self._next, 0)
-        while (frame := self._first(full)) is not None:
-            code, now = self._encode(frame), monotonic()
-            is_later = any(other and self._rank(other) < self._rank(code) for other in self._table.values(self._next))
-            ahead = self._queue.single_requests(frame.caller)
-            self._active.add(frame.caller, 1)
-            has_room = ahead + self._active.total <= max(1, int(self.parallel_images * (1 + self._queue.request_calls)))
-            self._yields_since = (self._yields_since or now) if has_room and is_later else 0.0
-            is_next = has_room and (not is_later or now - self._yields_since > _PATIENCE_SECONDS)
-            permit = self._queue.try_admit(frame.caller) if is_next else None
-            if permit is not None:
-                permit.on_release(partial(self._leave, frame.caller))
-                self._end(frame, permit)
+        for frame in sorted(self._frames.values(), key=lambda frame: self._rank(frame.flow, frame.place)):
+            caller = frame.caller
+            if caller.name in full:
                 continue
-            self._active.add(frame.caller, -1)
+            active = self._active.of(caller)
+            if 0 < active < self._limit <= active + self._queue.single_requests(caller):
+                full.add(caller.name)
+                continue
+            self._tell_next(frame.flow, frame.place)
+            rank, others = self._rank(frame.flow, frame.place), zip(*map(self._table.values, self._next), strict=True)
+            is_first = all(rank <= self._rank(flow, place) for flow, place in others if place)
+            self._active.add(caller, 1)
+            is_next = is_first and self._active.total <= self._limit
+            permit = self._queue.try_admit(caller) if is_next else None
+            if permit is not None:
+                permit.on_release(partial(self._leave, caller))
+                self._end(frame, permit)
+                return True
+            self._active.add(caller, -1)
             if not is_next:
-                self._table.set(self._next, code)
-                break
-            full.add(frame.caller.name)
-        if self._frames and self._poll is None:
-            self._poll = asyncio.get_running_loop().call_later(_POLL_SECONDS, self._look)
+                return False
+            full.add(caller.name)
+        self._tell_next(0, 0)
+        return False
 
-    def _look(self) -> None:
-        self._poll = None
-        self._wake()
+    def _tell_next(self, *flow_and_place: int) -> None:
+        for column, value in zip(self._next, flow_and_place, strict=True):
+            self._table.set(column, value)
 
-    def _first(self, full: set[str]) -> _Frame | None:
-        waiting = [frame for frame in self._frames.values() if frame.caller.name not in full]
-        return min(waiting, key=lambda frame: self._rank(self._encode(frame)), default=None)
-
-    def _encode(self, frame: _Frame) -> int:
-        return (frame.caller.priority * _COLUMNS + self._active.column(frame.caller)) * _PLACES + frame.place
-
-    def _rank(self, code: int) -> tuple[int, int, int]:
-        priority, column = divmod(code // _PLACES, _COLUMNS)
-        return priority, self._table.total(column), code % _PLACES
+    def _rank(self, flow: int, place: int) -> tuple[int, int, int]:
+        priority, column = divmod(flow, _COLUMNS)
+        return priority, self._table.total(column), place
 
     def _end(self, frame: _Frame, permit: Permit | None) -> None:
-        if permit is not None and frame.cell is not None:  # older ones in other workers look for it
-            self._table.set(frame.cell, _mark(frame.key))
-            asyncio.get_running_loop().call_later(2 * _POLL_SECONDS, self._table.set, frame.cell, 0)
-            frame.cell = None
         self._forget(frame)
         if not frame.turn.done():
             frame.turn.set_result(permit)
@@ -152,29 +178,8 @@ class StreamQueue:
     def _forget(self, frame: _Frame) -> None:
         if self._frames.get(frame.key) is frame:
             del self._frames[frame.key]
-        if frame.cell is not None:
-            self._table.set(frame.cell, 0)
-            frame.cell = None
 
     def _leave(self, caller: Caller) -> None:
         self._active.add(caller, -1)
         if self._frames:  # soon, not now: the permit's other resources are released first
             asyncio.get_running_loop().call_soon(self._wake)
-
-    def _is_superseded(self, frame: _Frame) -> bool:
-        return any(began > frame.began for _, began in self._waiting(frame.key))
-
-    def _waiting(self, key: int) -> Iterator[tuple[int, int]]:
-        """Yield place and begin of each frame of a stream that waits in any worker, or was just admitted, with 0 as its place."""
-        for place, began in self._columns(key):
-            for own, time in zip(self._table.values(place), self._table.values(began), strict=True):
-                if own and own & _MARK == _mark(key):
-                    yield own // (_MARK + 1), time
-
-    def _columns(self, key: int) -> Iterator[tuple[int, int]]:
-        for number in range(key % _CELLS, key % _CELLS + _PROBES):
-            yield self._table.column(f"stream place {number}"), self._table.column(f"stream began {number}")
-
-
-def _mark(key: int) -> int:
-    return key // _CELLS & _MARK

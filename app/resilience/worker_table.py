@@ -234,6 +234,10 @@ class WorkerTable(TableView):
             self.refresh()
         return [cells[row + column] for column in columns for row in self._living]
 
+    def of_row(self, row: int, *columns: int) -> list[int]:
+        """Return cells of one worker."""
+        return [self._cells[row * _COLUMNS + column] for column in columns]
+
     def rows(self) -> list[int]:
         """Return the row numbers of all living workers, in the order of `values`."""
         return [row // _COLUMNS for row in self._living]

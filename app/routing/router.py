@@ -24,6 +24,7 @@ from app.pipeline.call import CallContext, Question, Result
 from app.pipeline.hooks import Attempt
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.preprocess import Source
+from app.resilience.deadline import TurnMissed
 from app.routing.canary import CanaryWatch
 from app.routing.route import Route, is_in_share, is_key_in_share
 from app.routing.routes import Routes
@@ -141,7 +142,7 @@ class Choice(NamedTuple):
             # An answer from the cache tells nothing of the model. Nor does the time that a large image takes to be decoded.
             if (milliseconds := call.timing.stages.get("infer")) is not None:
                 router.canaries.note(name, route, milliseconds / 1e3, is_canary=part == "canary")
-        elif isinstance(error, NotLoadedYet):  # for the first requests, and when others needed the memory
+        elif isinstance(error, NotLoadedYet | TurnMissed):  # for the first requests, and when others needed the memory
             return
         elif _is_failure(error) and (
             not isinstance(error, DeadlinePassed) or seconds >= _PATIENCE * router.pipeline.limits.timeout_seconds

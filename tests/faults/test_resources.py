@@ -262,6 +262,7 @@ async def test_newer_frame_takes_the_place_of_one_that_waits(triton: Triton, tmp
                 ]
 
             assert (await send("a name")).json()["code"] == "invalid_parameter"
+            assert (await send("a name", "/ingest")).json()["code"] != "invalid_parameter"  # ignores the header
             async with models.faulty(triton.repository, "hang"):
                 single = send("")  # no stream
                 await until(lambda: are(0))

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from app.errors import DeadlinePassed, GatewayFull, Superseded
+from app.errors import CircuitOpen, GatewayFull, Superseded
 from app.resilience import model_queue
 from app.resilience.batch_queue import BatchQueue
 from app.resilience.concurrency import BatchTimes
-from app.resilience.deadline import Deadline
+from app.resilience.deadline import Deadline, TurnMissed
 from app.resilience.fairness import Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.streams import StreamQueue
 from tests.machines import Machine, check
+from tests.support import OpenTable
 
 MAX_WAIT = 2**-4
 PACE = 2**-8
@@ -127,7 +128,7 @@ class Queues(Machine):
                     self.progress[request.line.worker] = self.clock.now
                 self.held.append((request.line, request.task.result()))
             else:
-                assert type(request.task.exception()) is (DeadlinePassed if request.line.is_image else GatewayFull)
+                assert type(request.task.exception()) is (TurnMissed if request.line.is_image else GatewayFull)
                 assert self.clock.now >= request.until
 
     @rule(lines=st.lists(st.sampled_from([Line(0, "a"), Line(1, "a"), Line(0, "b")]), min_size=3, max_size=6))
@@ -146,7 +147,7 @@ class Queues(Machine):
             assert not enters
             assert not self.is_soon(line, uploads)
         ahead = self.until_served(line)
-        is_late = ahead > 0 and (ahead + 1) * self.pace(line.worker) > seconds
+        is_late = ahead > 0 and (ahead + 1) * self.pace(line.worker) > 0.7 * seconds
         waits = not enters and self.is_soon(line)
         request = self.arrive(line, seconds)
         self.skip(0)
@@ -233,7 +234,7 @@ def test_queues_of_two_workers(runs: int) -> None:
     check(Queues, runs=runs, steps=40)
 
 
-CAMERAS, INTERVAL, CALL, STEP, SECONDS = 16, 0.2, 0.05, 0.005, 8
+CAMERAS, INTERVAL, CALL, STEP, SECONDS = 16, 0.2, 0.05, 0.005, 20
 
 
 class Cameras(Machine):
@@ -275,7 +276,7 @@ class Cameras(Machine):
 
         assert not any(queue.in_progress or len(frames) for queue, frames in lines)
         numbers = [*map(len, cameras)]
-        assert max(numbers) - min(numbers) <= 2
+        assert max(numbers) <= 1.1 * min(numbers) + 1
         assert sum(numbers) + len(single) >= SECONDS / CALL - 2  # the model was never idle
         # A single request of another caller may come between.
         assert max(map(max, cameras)) <= INTERVAL + (2 + (callers > 1)) * CALL + 2 * STEP
@@ -284,3 +285,30 @@ class Cameras(Machine):
 
 def test_cameras_get_equal_numbers_of_fresh_answers() -> None:
     check(Cameras, runs=3, steps=1)
+
+
+async def test_waiting_frames_are_bounded_and_leave_room_for_other_callers(open_table: OpenTable) -> None:
+    """Those that wait behind single requests of their caller hold back no other one."""
+    tables, silent = [open_table(), open_table()], list[bool]()
+    queues = [ModelQueue(table, "tiny", 128, 2.5, lambda: bool(silent)) for table in tables]
+    lines = [StreamQueue(queue, table, "tiny") for queue, table in zip(queues, tables, strict=True)]
+    many, other, deadline = Caller("many"), Caller("other"), Deadline.after(60)
+    held = [await queues[0].admit(many, deadline) for _ in range(6)]
+    held.append(await lines[0].admit(many, "first", 0.0, deadline))
+    waiting = [asyncio.create_task(lines[0].admit(many, f"{number}", 0.0, deadline)) for number in range(200)]
+    newer = asyncio.create_task(lines[1].admit(many, "0", -1.0, deadline))
+    with pytest.raises(Superseded):
+        await waiting[0]
+    assert {type(task.exception()) for task in waiting[1:] if task.done()} == {GatewayFull}
+    assert len(lines[0]) == 127
+    held.append(await lines[1].admit(other, "door", 0.0, deadline))
+    with pytest.raises(TurnMissed):
+        await lines[1].admit(other, "yard", 0.0, Deadline.after(0))
+    silent.append(True)
+    with pytest.raises(CircuitOpen):
+        await lines[1].admit(other, "yard", 0.0, deadline)
+    for task in (newer, *waiting):
+        task.cancel()
+    await asyncio.gather(newer, *waiting, return_exceptions=True)
+    for permit in held:
+        permit.release()

@@ -15,7 +15,7 @@ from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, TritonUnav
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext
 from app.pipeline.results import Detections
-from app.resilience.deadline import Deadline
+from app.resilience.deadline import Deadline, TurnMissed
 from app.resilience.worker_table import WorkerTable
 from app.routing.route import Canary, Route, Shadow
 from app.routing.router import Choice, Router
@@ -178,6 +178,7 @@ async def test_request_for_a_version_gets_it(routed: Routed) -> None:
         ("is sick", [(True, True), (False, False)] * 2),
         ("is missing", [(True, True), (False, False)] * 2),
         ("is being loaded", [(False, False)] * 2),  # otherwise many requests during the load would have it withdrawn
+        ("is not asked in time", [(False, False)] * 2),
         ("is withdrawn", [(False, False)] * 2),
     ],
 )
@@ -190,7 +191,7 @@ async def test_default_answers_when_the_canary_cannot(
     async def fail(model: str, *others: Any) -> Any:  # noqa: ANN401
         if model == "tiny:2":
             return await run_model(model, *others)
-        raise NotLoadedYet("the model is being loaded")
+        raise (NotLoadedYet if what == "is being loaded" else TurnMissed)("the model is not asked")
 
     if what == "is sick":
         routed.fake.sick = {"tiny:3"}

@@ -84,8 +84,7 @@ def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: Work
     # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
     if not model or pipeline.tritons.is_usable(model):
         is_batch = route.takes == "images"
-        is_frame = bool(context.stream) and not is_batch
-        pipeline.admission.check(split_reference(model)[0], context.caller, is_batch=is_batch, is_frame=is_frame)
+        pipeline.admission.check(split_reference(model)[0], context.caller, is_batch=is_batch, is_frame=bool(context.stream))
 
 
 async def guard_key(connection: Connection, route: ModelRoute) -> None:

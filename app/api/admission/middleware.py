@@ -76,7 +76,6 @@ class RequestContextMiddleware:
         context = RequestContext(request_id, content_type.decode("latin-1"), encoding.decode("latin-1"))
         context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
         scope.setdefault("state", {})["request_context"] = context
-        context.stream = headers.get(b"x-stream", b"").decode("latin-1")
         context.client_address = context.log_fields["client"] = client_address(scope, headers, self._proxies)
         context.caller = self._caller_at(context.client_address)
         metrics = self._resources.metrics
@@ -261,6 +260,8 @@ class DispatchMiddleware:
         if isinstance(target.handler, ModelRoute) and scope["method"] == HttpMethod.POST:
             context = context_of(scope)
             context.has_model_route = True
+            if target.handler.has_streams and self._worker.catalog.own(path_values.get("model", "")) is None:  # not of a cascade
+                context.stream = header_of(scope, b"x-stream")
             note_key(scope, target.handler, self._worker.keys)
             if self._worker.keys is None or context.scopes is not None:  # without a valid key, reveal nothing about a model
                 model = guards.note_model(scope, target.handler, path_values, self._worker)
