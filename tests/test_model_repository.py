@@ -140,8 +140,8 @@ def test_model_of_files_is_that_of_pixels_and_tells_which_it_could_not_decode(na
     assert msgspec.structs.replace(ENTRIES[name], title="", pixel_model=None) == of_network
     for file in (PRODUCTION, EMBEDDED):
         spec, of_pixels = spec_of(name, file), spec_of(network, file)
-        own: dict[str, Any] = {"name": name, "input_name": "file", "dtype": None, "input_format": InputFormat.FILE, "tells_decoded": True}
-        own |= {"shapes": ()}
+        own: dict[str, Any] = {"name": name, "input_name": "file", "dtype": None, "input_format": InputFormat.FILE}
+        own |= {"tells_decoded": True, "shapes": ()}
         same = ("backend", "formats", "max_batch", "instances", "priority_levels")
         assert spec.requested_names == (*of_pixels.output_names, DECODED)
         assert spec == msgspec.structs.replace(of_pixels, **own, **{each: getattr(spec, each) for each in same})
