@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.processes import run_nereid, wait_for
+from tests.reference_detector import iou
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import SHARED
 from tests.system.test_model_versions import service
@@ -17,15 +17,6 @@ BOXES = {"red": (100, 150, 300, 400), "green": (400, 400, 600, 550), "blue": (50
 """Corners in pixels of CASES/picture.png."""
 RIGHT = {"b01", "b03", "x08", "r03", "e09", "e10", "b08", "z01", "z14", "r45"}
 """The cases that must not be refused."""
-
-
-def overlap(box: dict[str, Any], other: tuple[int, int, int, int]) -> float:
-    """Return the IoU of a detection and a box."""
-    width = min(box["x2"], other[2]) - max(box["x1"], other[0])
-    height = min(box["y2"], other[3]) - max(box["y1"], other[1])
-    areas = (box["x2"] - box["x1"]) * (box["y2"] - box["y1"]) + (other[2] - other[0]) * (other[3] - other[1])
-    shared = max(width, 0) * max(height, 0)
-    return float(shared / (areas - shared))
 
 
 @pytest.mark.timeout(900)  # 24 commands, and as many loads
@@ -46,7 +37,8 @@ def test_reported_networks_are_right_or_told(tmp_path: Path) -> None:
             wait_for(lambda url=url: httpx.post(url, content=picture, timeout=30).is_success)  # type: ignore[misc]
             detections = httpx.post(url, content=picture, timeout=30).json()["detections"]
             expected = {label: BOXES[colour] for label, colour in zip(case["classes"], BOXES, strict=False)}
-            seen = {one["class_name"] for one in detections if overlap(one, expected.get(one["class_name"], (0, 0, 0, 0))) > 0.97}
+            boxes = {one["class_name"]: [one[side] for side in ("x1", "y1", "x2", "y2")] for one in detections}
+            seen = {label for label, box in boxes.items() if iou(box, expected.get(label, (0, 0, 0, 0))) > 0.97}
             is_told = not detections and "it finds nothing in the photos" in done.stderr
             if not is_told and (seen != expected.keys() or len(detections) != len(expected)):
                 wrong[name] = f"{detections}; {done.stderr}"
