@@ -166,13 +166,17 @@ async def describe(  # noqa: PLR0913, PLR0917 - the dependencies and the path
             raise ModelNotReady("the model is not ready")
         return {"name": model, "ready": True}
     answer = await triton_client.describe(_METHODS.get(end, "ModelMetadata"), reference)
-    if end not in _METHODS and spec is not None and spec.input_format is InputFormat.FILE:
+    if end in _METHODS or spec is None:
+        return answer.get("config", answer)
+    batch = [-1] * spec.has_batch_dimension
+    if spec.shapes:  # a tensor of a caller is a square
+        answer["inputs"][0]["shape"] = [*batch, *spec.image_shape]
+    if spec.input_format is InputFormat.FILE:
         outputs = [*(_CLASSES if isinstance(spec.head, ClassificationHead) else _BOXES), _NAMES]
         if isinstance(spec.head, EmbeddingHead):
             outputs = [(_EMBEDDING, "FP32", [spec.head.dimensions])]
-        batch = [-1] * spec.has_batch_dimension
         answer["outputs"] = [{"name": name, "datatype": kind, "shape": batch + dims} for name, kind, dims in outputs]
-    return answer.get("config", answer)
+    return answer
 
 
 @post("/v2/repository/index", status_code=200)
