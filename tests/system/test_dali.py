@@ -79,7 +79,7 @@ def own(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     move_dali(Path(triton_home(home), "python"), home / "dali")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(home / "dali"))
-        yield msgspec.structs.replace(settings, model_repository=str(repository), triton_home=str(home))
+        yield msgspec.structs.replace(settings, model_repository=str(repository), triton_home=str(home), shapes="square")
 
 
 def move_dali(environment: Path, folder: Path) -> None:
