@@ -40,8 +40,8 @@ _MAX_PATH = 200
 _MAX_METHOD = 32
 _PACED = {401, 429}  # delayed on purpose if there are many, and then not logged as slow
 _CLIENT_GONE = 499
-_LAST = [(b"connection", b"close")]
-"""Headers before a stop: whoever kept the connection would lose the next request."""
+_CLOSE = [(b"connection", b"close")]
+"""Headers of a worker's last answers: whoever kept the connection would lose the next request."""
 _OK = 200
 _INTERNAL_ERROR = 500
 _UNAVAILABLE = 503
@@ -100,7 +100,7 @@ class RequestContextMiddleware:
                 message["headers"] = [
                     *message["headers"],
                     *_headers(context),
-                    *(_LAST if self._resources.closes_connections else ()),
+                    *(_CLOSE if self._resources.closes_connections else ()),
                 ]
             await send(message)
             context.response_bytes += _body_size(message)
@@ -260,8 +260,9 @@ class DispatchMiddleware:
         if isinstance(target.handler, ModelRoute) and scope["method"] == HttpMethod.POST:
             context = context_of(scope)
             context.has_model_route = True
-            if target.handler.has_streams and self._worker.catalog.own(path_values.get("model", "")) is None:  # not of a cascade
-                context.stream = header_of(scope, b"x-stream")
+            stream = header_of(scope, b"x-stream") if target.handler.has_streams else ""
+            if stream and self._worker.catalog.own(path_values.get("model", "")) is None:  # not of a cascade
+                context.stream = stream
             note_key(scope, target.handler, self._worker.keys)
             if self._worker.keys is None or context.scopes is not None:  # without a valid key, reveal nothing about a model
                 model = guards.note_model(scope, target.handler, path_values, self._worker)
