@@ -45,8 +45,7 @@ def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
         return obstacle
     client, link = BlockingClient(f"unix:{folder.socket}"), folder.path / "models" / model
     try:
-        for other in [other for other in link.parent.iterdir() if not other.exists()]:
-            other.unlink()  # with a link to nothing, Triton cannot list its models
+        folder.drop_removed_models()
         if loads and target.is_dir():
             with suppress(FileExistsError):
                 link.symlink_to(target)

@@ -161,6 +161,13 @@ class TritonFolder(PrivateFolder):
             (models / name).symlink_to(self._repository / name)
             self.note_loaded(name, identify(self._repository / name))
 
+    def drop_removed_models(self) -> None:
+        """Remove the links to models that are gone, with which Triton could not list the others."""
+        with suppress(FileNotFoundError):  # Triton is being stopped, or another process does the same
+            for link in (self.path / "models").iterdir():
+                if not link.exists():
+                    link.unlink()
+
     @property
     def device(self) -> Device | None:
         """What runs the models of the Triton that was started last; None if it was stopped."""

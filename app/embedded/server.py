@@ -134,8 +134,9 @@ class EmbeddedTriton:
         return 0 if self._process is None else self._process.pid
 
     def poll(self) -> int | None:
-        """Return the exit code; None while the server runs. Call this regularly: it also keeps the log short."""
+        """Return the exit code; None while the server runs. Call this regularly: it also keeps its log and models in order."""
         self._log.shorten()
+        self._folder.drop_removed_models()
         return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -134,6 +135,14 @@ def test_folder_without_config_is_told_and_can_be_added(serving: Service) -> Non
     assert f"nereid: warning: best could not be loaded: {said}\n" in (serving.folder / "serve.log").read_text(encoding="utf-8")
     serving.run("add", folder)
     serving.wait_for("best", (200, "1"))
+
+
+def test_models_are_listed_although_the_folder_of_one_is_gone(serving: Service) -> None:
+    serving.add(1, "garage")
+    shutil.rmtree(serving.repository / "garage")
+
+    wait_for(lambda: httpx.get(f"{serving.url}/models", timeout=30).status_code == 200)  # at once it may be 502
+    assert serving.model("six_columns") is not None
 
 
 @pytest.mark.timeout(300)  # it runs fifteen commands, one after the other, while the clients take most of the CPU time
