@@ -2,8 +2,8 @@
 
 The image is the body of POST /detect, the same request as for Nereid: there is no multipart form to parse. The blocking client
 runs in the threads of asyncio.to_thread; called directly from the coroutine, a worker would process one request at a time.
-Pre- and post-processing are as is common in Python services: stock Pillow, then numpy. Settings: BENCH_TRITON (host:port of gRPC),
-BENCH_MODEL, and BENCH_TENSOR: FP32 for planes, the common kind of model, or UINT8.
+Pre- and post-processing are as is common in Python services: Pillow, the gateway's pillow-simd, then numpy. Settings: BENCH_TRITON
+(host:port of gRPC), BENCH_MODEL, and BENCH_TENSOR: FP32 for planes, the common kind of model, or UINT8.
 """
 
 import asyncio

@@ -29,7 +29,7 @@ async def gateway(null_triton: Triton, tmp_path_factory: pytest.TempPathFactory)
     After the first 1,000 images its memory no longer grows by itself.
     """
     with serving(null_triton, tmp_path_factory.mktemp("gateway")) as gateway:
-        images = [Case(name, encode(data)) for name, data in corpus.valid_images().items()]
+        images = [Case(name, encode(data, "/detect?timeout_ms=20000")) for name, data in corpus.valid_images().items()]
         answers = await ask_all(gateway.url, images)
         assert {label: answer.body for label, answer in answers if answer.status != 200} == {}
         await ask_all(gateway.url, images * (1000 // len(images)), clients=32)
