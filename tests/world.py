@@ -173,7 +173,7 @@ class World:
     def free_slots(self, nbytes: int = SPEC.image_bytes) -> int:
         slot = self.transport.take(nbytes, nbytes)
         assert slot
-        slot.free()
+        slot.arena.give_back(slot)
         return (slot.arena.nbytes - slot.arena.lent_bytes) // nbytes
 
     def hold(self) -> None:

@@ -11,11 +11,11 @@ from litestar import Litestar, Router
 from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Components, SecurityRequirement
-from litestar.types import ASGIApp, ControllerRouterHandler
+from litestar.types import ASGIApp, ControllerRouterHandler, Guard
 
 from app.api import routing
 from app.api.admission.cors import CorsMiddleware
-from app.api.admission.guards import MODEL_GUARDS
+from app.api.admission.guards import model_guards
 from app.api.admission.middleware import DispatchMiddleware, HeadMiddleware, RequestContextMiddleware
 from app.api.answering import problems
 from app.api.batch import route as batch
@@ -67,6 +67,7 @@ def build(
 ) -> Application:
     """Build the application of one worker, whose lifespan can run only once. Without `keys` the API is open."""
     resources = WorkerResources(deployment, keys)
+    guards = model_guards(resources)
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -107,7 +108,7 @@ def build(
         others = [Router("/", route_handlers=handlers, guards=[guard_scope(keys, "detect")], tags=["models"]), ask_search]
     routes: list[ControllerRouterHandler] = [
         *(
-            Router("/", route_handlers=[*_secured([*_guarded(handlers)], keys)], tags=[subject])
+            Router("/", route_handlers=[*_secured([*_guarded(handlers, guards)], keys)], tags=[subject])
             for subject, handlers in model_routes.items()
         ),
         *others,
@@ -129,7 +130,7 @@ def build(
             docs.docs_asset,
             *(
                 # Other services document these interfaces, so the OpenAPI document omits them.
-                Router(f"/{each.name}", route_handlers=[*_guarded(each.handlers)], include_in_schema=False)
+                Router(f"/{each.name}", route_handlers=[*_guarded(each.handlers, guards)], include_in_schema=False)
                 for each in dialects
             ),
         ],
@@ -163,11 +164,11 @@ def table_of(
     return table
 
 
-def _guarded(handlers: Sequence[HTTPRouteHandler]) -> Iterator[HTTPRouteHandler]:
+def _guarded(handlers: Sequence[HTTPRouteHandler], guards: list[Guard]) -> Iterator[HTTPRouteHandler]:
     """Copy handlers, and give guards to those that run a model; a router would give them to OPTIONS and to others, too."""
     for handler in map(copy, handlers):
         if isinstance(handler, ModelRoute):
-            handler.guards = MODEL_GUARDS
+            handler.guards = guards
         yield handler
 
 

@@ -1,6 +1,7 @@
 """The context of one request, stored in its ASGI scope for routes, error handlers and the log line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from litestar import Request
@@ -39,6 +40,8 @@ class RequestContext:
     slow_request_ms = 0.0
     scopes: frozenset[str] | None = None
     scope = "detect"
+    is_circuit_open = False
+    """Whether no Triton could run the model when the request came."""
     is_anonymous = False
     """Whether the headers have no API key, but the body may contain one."""
     client_address = ""
@@ -58,6 +61,9 @@ class RequestContext:
     error = ""
     failed_stage = ""
     rejection_reason = ""
+
+    headers: Mapping[bytes, bytes] = MappingProxyType({})
+    """The request's headers, of several with one name the last."""
 
     def __init__(self, request_id: str, content_type: str, content_encoding: str = "") -> None:
         self.request_id = request_id

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
 from litestar.connection import ASGIConnection
@@ -85,6 +85,9 @@ class WorkerResources:
         self.keys = keys
         self.client_ports: dict[RequestContext, str] = {}
         """The client's port of each request in progress."""
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self  # Litestar copies guards, with the resources that are bound to them
 
     async def is_ready(self) -> bool:
         """Return whether the default model is ready, the worker is not about to stop, and search alone has its database."""

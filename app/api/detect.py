@@ -115,7 +115,7 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
         if getattr(wanted, "index", False):
             wanted = await _index(request.scope, worker, wanted, image, call)
         respond = respond or select(FORMS[question.task].formats, wanted.format, context.accept).respond
-        model, add_steps = question.model or pipeline.default_for(question.task), None
+        add_steps = None
         try:
             if cascade is None:
                 found = await pipeline.run(image, question, call)
@@ -123,7 +123,8 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
                 answer = await run_cascade(pipeline, cascade, image, call, worker.metrics, question=question)
                 found, add_steps = steps.to_objects(cascade, answer), partial(steps.add_steps, cascade, answer, wanted.boxes)
         finally:
-            context.log_fields |= pipeline.log_fields(model)
+            if "model" not in context.log_fields:  # named in the body, or loaded for this request
+                context.log_fields |= pipeline.log_fields(question.model or pipeline.default_for(question.task))
         if "route_name" in context.log_fields:
             context.log_fields["model"] = refer_to(found.spec.name, found.version)
         context.log_fields |= {"image_bytes": len(image), FORMS[question.task].results: count(found)}

@@ -58,7 +58,8 @@ class Letterbox(NamedTuple):
         to_pixels = round if is_centred else int
         inner_width = max(1, min(to_pixels(width * scale), canvas_width))
         inner_height = max(1, min(to_pixels(height * scale), canvas_height))
-        canvas_width, canvas_height = self.shape_for(inner_width, inner_height)
+        if self.shapes:
+            canvas_width, canvas_height = self.shape_for(inner_width, inner_height)
         left = round((canvas_width - inner_width) / 2 - 0.1) if is_centred else 0
         top = round((canvas_height - inner_height) / 2 - 0.1) if is_centred else 0
         return ImageTransform(left, top, inner_width, inner_height, width, height)

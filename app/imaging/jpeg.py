@@ -156,8 +156,11 @@ def _frame_size(data: bytes, at: int) -> tuple[int, int]:
 def reduced_size(size: tuple[int, int], min_decode_size: tuple[int, int]) -> tuple[int, int]:
     """Return the smallest of full, half, quarter and eighth size that is not below the minimum; sizes are width and height."""
     # libjpeg has no fast code for the other eighths: five eighths take longer than the full size.
-    sizes = ((-(-size[0] // k), -(-size[1] // k)) for k in (8, 4, 2))
-    return next((s for s in sizes if s[0] >= min_decode_size[0] and s[1] >= min_decode_size[1]), size)
+    for k in (8, 4, 2):
+        width, height = -(-size[0] // k), -(-size[1] // k)
+        if width >= min_decode_size[0] and height >= min_decode_size[1]:
+            return width, height
+    return size
 
 
 def decode(

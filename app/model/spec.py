@@ -134,12 +134,12 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
         """Names of the output tensors to request."""
         return (*self.output_names, DECODED) if self.tells_decoded else self.output_names
 
-    @property
+    @cached_property
     def parallel_images(self) -> int:
         """Number of images that Triton processes in parallel: a full batch per instance."""
         return self.max_batch * self.instances
 
-    @property
+    @cached_property
     def datatype(self) -> str:
         """Triton's name of the input type."""
         return _DATATYPES[self.dtype]
@@ -149,7 +149,7 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
         """Shape of the input tensor of one image, without the batch dimension."""
         return (1,) if self.input_format is InputFormat.FILE else self.shape_of(self.input_size)
 
-    @property
+    @cached_property
     def is_sized_by_image(self) -> bool:
         """Whether the size of the input follows that of the image: then only images of the same size share a batch."""
         return self.resize in {"text", "line"} or bool(self.shapes)
@@ -184,7 +184,7 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
             mean, std = mean[:, None, None], std[:, None, None]
         return np.asarray(mean * scale, np.float32), np.asarray(std * scale, np.float32)
 
-    @property
+    @cached_property
     def input_is_canvas(self) -> bool:
         """Whether the canvas itself, UINT8 (height, width, 3) RGB, is the input tensor."""
         return self.input_format is InputFormat.HWC and self.dtype is np.uint8 and self.channels == "RGB"

@@ -35,6 +35,8 @@ class PendingImage:
         self.ready_at = monotonic()
         """Start of the wait, `time.monotonic`."""
         self.turn = call.turn(1.0)
+        self.flow = call.caller.priority, None if call.is_batch else call.caller.name
+        """Priority and caller, of whose images under way there is a number; all batches are one caller."""
         self.goes_alone = False
         """Whether the image must not share a call, because a batch with it has failed."""
 
@@ -45,7 +47,9 @@ class Batch(NamedTuple):
     images: Sequence[PendingImage]
     slot: Slot | None
     """Slot of the first image, directly followed by the tensors of the others; None if the tensors must be sent inline."""
-    is_urgent: bool = False
+    spec: ModelSpec
+    """Spec of the model."""
+    is_urgent: bool
     """Whether its caller has waited for others."""
 
     @property
@@ -58,14 +62,9 @@ class Batch(NamedTuple):
         return int(has_levels and (self.is_urgent or own == HIGH))
 
     @property
-    def spec(self) -> ModelSpec:
-        """Spec of the model."""
-        return self.images[0].spec
-
-    @property
     def remaining_seconds(self) -> float:
         """Seconds until the latest deadline."""
-        return max(image.call.deadline.remaining for image in self.images)
+        return max([image.call.deadline.at for image in self.images]) - monotonic()
 
     @property
     def request_id(self) -> str:
@@ -96,21 +95,26 @@ class Call(NamedTuple):
     in_flight: InFlightCall
 
 
-def next_batch(waiting: Sequence[PendingImage], max_images: int, is_mapped: Callable[[Arena], bool]) -> Batch:
-    """Select the first image, and others for the same call; `is_mapped` returns whether the called Triton has mapped an arena."""
+def next_images(
+    waiting: Sequence[PendingImage], max_images: int, is_mapped: Callable[[Arena], bool]
+) -> tuple[list[PendingImage], Slot | None]:
+    """Select the first image, and others for the same call, and the slot of a `Batch`.
+
+    `is_mapped` returns whether the called Triton has mapped an arena.
+    """
     first = waiting[0]
     slot = first.buffer.slot
-    if max_images == 1 or first.goes_alone:
-        return Batch([first], slot)
+    if max_images == 1 or len(waiting) == 1 or first.goes_alone:
+        return [first], slot
     others = [image for image in waiting if image.spec is first.spec and not image.goes_alone]
     if first.spec.is_sized_by_image:
         others = [image for image in others if image.buffer.tensor.shape == first.buffer.tensor.shape]
     if slot is not None and is_mapped(slot.arena):
         run = _run_around(first, slot, others, max_images)
-        return Batch(run, run[0].buffer.slot)
+        return run, run[0].buffer.slot
     inline = [image for image in others if (own := image.buffer.slot) is None or not is_mapped(own.arena)]
     inline = _fit(inline[:max_images])
-    return Batch(inline, slot if len(inline) == 1 else None)
+    return inline, slot if len(inline) == 1 else None
 
 
 def _run_around(first: PendingImage, slot: Slot, others: Sequence[PendingImage], max_images: int) -> list[PendingImage]:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from functools import partial
 
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady
-from app.pipeline.batch import LATE, Batch, Call, PendingImage, next_batch
+from app.pipeline.batch import LATE, Batch, Call, PendingImage, next_images
 from app.pipeline.triton_calls import TritonCalls
 from app.resilience.fairness import FairQueue
 from app.resilience.retry_budget import RetryBudget
@@ -48,12 +48,13 @@ class Batcher:
 
     async def run(self, image: PendingImage) -> InferResult:
         """Run the inference of an image, whose call goes on after a missed deadline; errors are those of `TritonCalls.infer`."""
-        if image.call.deadline.remaining <= 0:
+        remaining = image.call.deadline.remaining
+        if remaining <= 0:
             raise DeadlinePassed(LATE)
-        self._isolation.note_request()
+        self._isolation.note_requests()
         self.waiting.add(image)
         # A timer costs half as much as `asyncio.timeout`.
-        timer = asyncio.get_running_loop().call_later(image.call.deadline.remaining, self._expire, image)
+        timer = asyncio.get_running_loop().call_later(remaining, self._expire, image)
         try:
             self.send()
             return await image.result
@@ -82,7 +83,7 @@ class Batcher:
                 served = self._triton.find(first.spec, more_calls=1)
             if served is None:
                 return
-            if not served.may_answer_within(first.call.deadline.remaining):
+            if not served.may_answer_by(first.call.deadline.at):
                 self._expire(first)
                 continue
             spec = served.server.specs.known(first.spec)
@@ -90,24 +91,25 @@ class Batcher:
             images = self.waiting.in_turn()
             if is_urgent:  # those of others would make the call longer
                 images = [image for image in images if image.turn.caller.name == first.turn.caller.name]
-            batch = next_batch(images, max_images, served.server.regions.__contains__)._replace(is_urgent=is_urgent)
-            in_flight = InFlightCall(served, len(batch.images))
+            images, slot = next_images(images, max_images, served.server.regions.mapped.__contains__)
+            batch = Batch(images, slot, first.spec, is_urgent)
+            in_flight = InFlightCall(served, len(images))
             task = asyncio.create_task(self._triton.infer(batch, in_flight))
             call = Call(batch, task, in_flight)
             if is_extra:
                 self._extra_call = in_flight
                 in_flight.leave()  # it takes the place of no other call
-            self.waiting.begin(first, *(image for image in batch.images if image is not first))
-            for image in batch.images:
+            self.waiting.begin(first, *[image for image in images if image is not first])
+            for image in images:
                 self._under_way[image] = call
+                self._under_way_by[image.flow] += 1
                 image.permit.keep_for(task)
-                image.call.timing.lap("batch", str(len(batch.images)))
-            self._under_way_by.update(map(_flow, batch.images))
+                image.call.timing.lap("batch", str(len(images)))
             task.add_done_callback(partial(self._end, batch, in_flight))
 
     # Batches count as a caller. Images of a higher priority do not count: they may take all calls.
     def _is_urgent(self, image: PendingImage) -> bool:
-        flow = _flow(image)
+        flow = image.flow
         own = self._under_way_by[flow]
         if image.turn.is_batch or own + 1 >= max(self._under_way_by.values(), default=0):  # as usual
             return False
@@ -142,8 +144,9 @@ class Batcher:
             self._extra_call = None
         for image in batch.images:
             del self._under_way[image]
-        self._under_way_by.subtract(map(_flow, batch.images))
-        self._under_way_by = +self._under_way_by  # without zeros
+            self._under_way_by[image.flow] -= 1
+            if not self._under_way_by[image.flow]:
+                del self._under_way_by[image.flow]
 
     def _leave(self, image: PendingImage) -> None:
         call = self._under_way.get(image)
@@ -175,11 +178,6 @@ class Batchers(defaultdict[str, Batcher]):
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
         await self._tritons.stop_probing()
-
-
-def _flow(image: PendingImage) -> tuple[int, str | None]:
-    caller = image.turn.caller
-    return caller.priority, None if image.turn.is_batch else caller.name
 
 
 def _may_be_one_image(error: BaseException | None, batch: Batch) -> bool:

@@ -196,10 +196,6 @@ class CallContext(NamedTuple):
         """Return the turn of work for the request; for jobs, `cost` is in pixels to decode."""
         return Turn(self.caller, cost, self.is_batch, bool(self.stream))
 
-    def pinned_to(self, version: int | None) -> "CallContext":
-        """Require the version of the spec if the request asks for a version."""
-        return self if version is None else self._replace(is_pinned=True)
-
 
 def question_for(
     spec: ModelSpec, confidence: float | None = None, *, top_k: int = 1, model: str | None = None, version: int | None = None

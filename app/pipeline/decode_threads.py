@@ -74,7 +74,7 @@ class DecodeThreads:
             return await job.result
         finally:
             timer.cancel()
-            if job.take() is not None:
+            if job.queued and job.take() is not None:
                 lane.queue.discard(job)
                 self._jobs.discard(job)
             elif job in self._jobs:
@@ -92,7 +92,8 @@ class DecodeThreads:
 
     def _end(self, lane: "_Lane", job: "_Job[Any]") -> None:
         self._jobs.discard(job)
-        lane.end()
+        lane.free += 1
+        lane.start()
 
 
 class _Lane:
@@ -101,7 +102,7 @@ class _Lane:
         """Jobs that the threads do not have."""
         self._started: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         """Jobs for the threads: as many as these run, and `ahead` more."""
-        self._free = threads + ahead
+        self.free = threads + ahead
         """How many more jobs the threads take now."""
         arguments = self._started, niceness
         self._threads = [Thread(target=_work, args=arguments, name=f"{name}_{each}", daemon=True) for each in range(threads)]
@@ -109,14 +110,10 @@ class _Lane:
             thread.start()
 
     def start(self) -> None:
-        while self._free and (job := self.queue.next()) is not None:
-            self._free -= 1
+        while self.free and (job := self.queue.next()) is not None:
+            self.free -= 1
             self.queue.begin(job)
             self._started.put(job)
-
-    def end(self) -> None:
-        self._free += 1
-        self.start()
 
     def close(self) -> None:
         for _ in self._threads:

@@ -123,7 +123,7 @@ class Pipeline:
 
     def choose(self, name: str, version: int | None, call: CallContext) -> tuple[str, CallContext]:
         """Return the reference of a version of a model, or of that for which a name stands now, and the call to it."""
-        return self.refer_to(name, version), call.pinned_to(version)
+        return self.refer_to(name, version), call if version is None else call._replace(is_pinned=True)
 
     def choose_of_route(self, question: Question[Any], call: CallContext) -> Choice | None:
         """Choose the model for a question, or for a batch, whose model is a route; return None for others, and with a version."""
@@ -280,7 +280,7 @@ class Pipeline:
         except BaseException:
             permit.release()
             raise
-        permit.on_release(memory.move().release)
+        memory.move_to(permit)
         return permit
 
     @asynccontextmanager

@@ -93,8 +93,8 @@ class TritonCalls:
 
     def find(self, spec: ModelSpec, more_calls: int = 0) -> ModelOnServer | None:
         """Select the Triton for the next call for a model; None while all have the allowed calls and `more_calls`."""
-        served = self.pool.find(spec, lambda spec: self._max_calls(spec) + more_calls)
-        if served is not None:
+        served = self.pool.find(spec, self._max_calls, more_calls)
+        if served is not None and served.circuit is None:
             self.circuit(served, spec)  # creates it, because other workers may have opened it
         return served
 
@@ -103,9 +103,9 @@ class TritonCalls:
 
         Raises ModelNotReady if the model has been unloaded, ModelReplaced, and the errors of `TritonClient.infer`.
         """
-        for _ in batch.images:
-            self._retries.note_request()
-        self.metrics.batch_size.observe(len(batch.images), batch.spec.reference)
+        spec, images = batch.spec, len(batch.images)
+        self._retries.note_requests(images)
+        self.metrics.batch_size.observe(images, spec.reference)
         try:
             result = await self._try(batch, in_flight)
         except GatewayError as error:
@@ -113,11 +113,11 @@ class TritonCalls:
             if isinstance(error, UnknownModel):
                 raise ModelNotReady("the model is not loaded any more") from error
             if isinstance(error, InferenceFailed):  # a model that has replaced this one may need another input
-                await in_flight.served.server.specs.confirm(batch.spec, batch.spec.version)
+                await in_flight.served.server.specs.confirm(spec, spec.version)
             raise
         self._note_end(batch, in_flight, None)
-        await in_flight.served.server.specs.confirm(batch.spec, result.version)
-        return result.split(batch.spec, len(batch.images))
+        await in_flight.served.server.specs.confirm(spec, result.version)
+        return result.split(spec, images)
 
     def abandon(self, image: PendingImage, call: Call | None) -> None:
         """Record that a request has left without a result, and cancel its call (None if it was still waiting) if possible."""
@@ -134,7 +134,7 @@ class TritonCalls:
             self._note_hang(image, call, goes_on)
 
     async def _try(self, batch: Batch, in_flight: InFlightCall) -> InferResult:
-        slot = self._readable_slot(batch, in_flight)
+        slot = self.pool.transport.find(in_flight.served.server.regions, batch.slot)
         first = in_flight.served
         try:
             try:
@@ -146,7 +146,7 @@ class TritonCalls:
             reason = _REASONS[type(error)]
             slot = None
             if self._move(batch, in_flight, error):
-                slot = self._readable_slot(batch, in_flight)
+                slot = self.pool.transport.find(in_flight.served.server.regions, batch.slot)
             elif not await self._may_retry(batch, in_flight, error):
                 raise  # here, because the error and the frame of a function that gets and raises it would form a reference cycle
         if batch.remaining_seconds <= 0:
@@ -190,11 +190,8 @@ class TritonCalls:
         await asyncio.sleep(delay)
         return True
 
-    def _readable_slot(self, batch: Batch, in_flight: InFlightCall) -> Slot | None:
-        return self.pool.transport.find(in_flight.served.server.regions, batch.slot)
-
     async def _call(self, batch: Batch, in_flight: InFlightCall, slot: Slot | None) -> InferResult:
-        served = in_flight.served
+        served, spec = in_flight.served, batch.spec
         server = served.server
         asyncio.get_running_loop().call_later(QUIET_SECONDS, server.silence.ask, monotonic(), partial(self._note_silence, served))
         in_flight.reads_slot = slot is not None
@@ -203,7 +200,7 @@ class TritonCalls:
         self.metrics.inferences.add(images, "inline" if slot is None else "shm")
         try:
             result = await server.client.infer(
-                batch.spec.pinned if batch.is_pinned else batch.spec,
+                spec.pinned if batch.is_pinned else spec,
                 [image.buffer.tensor for image in batch.images],
                 timeout_seconds=batch.remaining_seconds,
                 request_id=batch.request_id,
@@ -216,7 +213,7 @@ class TritonCalls:
                 self.pool.transport.abandon(slot.arena)
             raise
         except ModelDied:
-            self.examiner.note_death(served, batch.spec)
+            self.examiner.note_death(served, spec)
             raise
         server.silence.heard_at = monotonic()
         if served.is_wrong:
@@ -231,11 +228,12 @@ class TritonCalls:
             self._note_failure(served, spec, is_lost=isinstance(error, _LOST))
             return
         # The duration of a call during a hang of Triton is no measure of the model's speed.
-        if isinstance(error, DeadlinePassed | None) and served.is_usable and in_flight.began_at >= served.measured_since:
+        is_usable = isinstance(error, DeadlinePassed | None) and served.is_usable
+        if is_usable and in_flight.began_at >= served.measured_since:
             now = monotonic()
             for image in batch.images:
                 image.permit.measure(BatchTimes(in_flight.began_at - image.ready_at, now - in_flight.began_at))
-        served.note_answer(len(batch.images) if error is None else 0, in_flight.began_at)
+        served.note_answer(len(batch.images) if error is None else 0, in_flight.began_at, is_usable=is_usable)
         if isinstance(error, InferenceFailed | InvalidModelOutput):
             self.examiner.note_error(served, spec)
         if not isinstance(error, ModelFailed):

@@ -55,7 +55,7 @@ class Admission:
         self.decode_backlog = DecodeBacklog(table, capacity.decode_threads)
         self._table = table
         self._capacity = capacity
-        self._uploads = CallerCounts(table, "uploads")
+        self._uploads = CallerCounts(table, "uploads", capacity.max_uploads)
         self.upload_memory = MemoryBudget(table, "upload memory", capacity.upload_bytes)
         self.anonymous_uploads = AnonymousUploads(table, capacity.anonymous_bytes)
         self.queues: dict[str, ModelQueue] = {}
@@ -71,11 +71,11 @@ class Admission:
 
         A frame of a stream may wait for its turn as long as there is memory for it.
         """
-        if not self._uploads.has_room(caller, self._capacity.max_uploads, 1):
+        if not self._uploads.has_room(caller, 1):
             raise GatewayFull("too many request bodies are being received", "uploads")
-        budgets = [self.upload_memory, self.memory, *([self.batch_memory] if is_batch else [])]
-        if not all(budget.has_room(caller, 1) for budget in budgets):
-            raise GatewayFull("the memory for images is in use", "memory")
+        for budget in (self.upload_memory, self.memory, *((self.batch_memory,) if is_batch else ())):
+            if not budget.has_room(caller, 1):
+                raise GatewayFull("the memory for images is in use", "memory")
         queue = self.queues.get(model)
         if queue is not None and not is_frame:
             queue.check(caller, self._uploads.of_in_worker(caller))
@@ -101,9 +101,9 @@ class Admission:
         is_later_step: bool = False,
     ) -> Permit:
         """Admit a request for an existing model, whose body is complete, or a later step of one. The permit gets its memory."""
-        queue = self._queue(model, parallel_images)
+        queue = self.queues.get(model) or self._queue(model, parallel_images)
         permit = await (queue.admit_later_step if is_later_step else queue.admit)(caller, deadline)
-        permit.on_release(memory.move().release)
+        memory.move_to(permit)
         return permit
 
     def batch_queue(self, model: str, parallel_images: int, caller: Caller = ANYBODY) -> BatchQueue:

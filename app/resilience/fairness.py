@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from operator import itemgetter
+from threading import Lock
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from app.resilience.worker_table import CALLER, NO_COLUMN, SEPARATOR, WorkerTable
@@ -87,11 +88,14 @@ class CallerCounts:
     beside one that takes all it gets.
     """
 
-    def __init__(self, table: WorkerTable, resource: str) -> None:
+    def __init__(self, table: WorkerTable, resource: str, limit: int = 0) -> None:
+        """Count in a table; `limit` is for calls of `has_room` without one."""
         self._table = table
-        self._resource = resource
+        self._limit = limit
         self._total = table.column(resource)
-        self._columns: dict[str, int] = {}
+        self.columns = _Columns(table, resource)
+        """By name of the caller, the column of the table with what it uses."""
+        self._lock = Lock()
         self._active = 0
         """Number of callers that use any of it in this worker."""
 
@@ -107,50 +111,61 @@ class CallerCounts:
 
     def of(self, caller: Caller) -> int:
         """Return what a caller uses on this host."""
-        return self._table.total(self.column(caller))
+        return self._table.total(self.columns[caller.name])
 
     def of_in_worker(self, caller: Caller) -> int:
         """Return what a caller uses in this worker."""
-        return self._table.cells[self.column(caller)]
+        return self._table.cells[self.columns[caller.name]]
 
     def add(self, caller: Caller, amount: int) -> None:
-        """Add to what a caller uses. Count first, then ask for room, so that two workers never take the same place."""
-        column, cells = self.column(caller), self._table.cells
-        cells[self._total] += amount
-        if column != self._total:
-            before = cells[column]
-            self._active += (before + amount > 0) - (before > 0)
-            cells[column] = before + amount
+        """Add to what a caller uses. Count first, then ask for room: two workers never take the same place. Thread-safe."""
+        column, cells = self.columns[caller.name], self._table.cells
+        with self._lock:
+            cells[self._total] += amount
+            if column != self._total:
+                before = cells[column]
+                self._active += (before + amount > 0) - (before > 0)
+                cells[column] = before + amount
 
-    def has_room(self, caller: Caller, limit: int, more: int = 0) -> bool:
+    def has_room(self, caller: Caller, more: int = 0, limit: int | None = None) -> bool:
         """Return whether a caller may use what it does, and `more`."""
-        total = self._table.total  # a hot path: called several times per request
-        return total(self.column(caller)) + more + _FACTOR * (total(self._total) + more) <= (1 + _FACTOR) * limit
+        limit = self._limit if limit is None else limit
+        total = self._table.total(self._total) + more  # a hot path: called several times per request
+        if total <= limit:  # as usual; no caller uses more than all
+            return True
+        return self._table.total(self.columns[caller.name]) + more + _FACTOR * total <= (1 + _FACTOR) * limit
 
     def has_place(self, caller: Caller, limit: int, more: int = 0) -> bool:
         """Return the same for requests: up to half of an equal part, also while others exceed a limit that has just halved."""
-        if self.has_room(caller, limit, more):
+        if self.has_room(caller, more, limit):
             return True
         is_small = self.of(caller) + more <= max(1, limit // (2 * max(1, self._active)))
         return is_small and self.total + more <= 2 * limit + 1
 
     def has_little(self, caller: Caller) -> bool:
         """Return whether a caller uses less than half of an equal part of what is in use in this worker."""
-        return 2 * self.of_in_worker(caller) * max(1, self._active) < self.in_worker
+        cells = self._table.cells
+        return 2 * cells[self.columns[caller.name]] * max(1, self._active) < cells[self._total]
 
     def until_served(self, caller: Caller, more: int = 0) -> int:
         """Estimate how much is served until all of a caller, and `more`, is, if callers are served in turn."""
         own, total = self.of(caller) + more, self.total + more
         return total if own == total else min(total, own * max(2, self._active))
 
-    def column(self, caller: Caller) -> int:
-        """Return the column of the table with what a caller uses; that with the total if there are too many callers."""
-        column = self._columns.get(caller.name)
-        if column is None:
-            column = self._table.column(CALLER + SEPARATOR.join((self._resource, caller.name)))
-            if column == NO_COLUMN:  # there are too many callers to tell them apart
-                column = self._total
-            self._columns[caller.name] = column
+
+class _Columns(dict[str, int]):
+    """Columns by name of the caller; if there are too many callers, the column of the total for the others."""
+
+    def __init__(self, table: WorkerTable, resource: str) -> None:
+        super().__init__()
+        self._table = table
+        self._resource = resource
+
+    def __missing__(self, caller: str) -> int:
+        column = self._table.column(CALLER + SEPARATOR.join((self._resource, caller)))
+        if column == NO_COLUMN:  # there are too many callers to tell them apart
+            column = self._table.column(self._resource)
+        self[caller] = column
         return column
 
 
@@ -184,7 +199,7 @@ class FairQueue(Generic[Work]):
     def in_turn(self) -> list[Work]:
         """Return what waits with the priority of the next one, this one first."""
         if len(self._flows) == 1:
-            return [work for flow in self._flows.values() for work in flow]
+            return [*next(iter(self._flows.values()))]
         starts: list[tuple[float, Work]] = []
         priority = min(self._flows, default=(NORMAL,))[0]
         callers = self._callers(priority)
@@ -204,19 +219,21 @@ class FairQueue(Generic[Work]):
         return next(iter(self._flows[min(self._flows, key=self._place) if len(self._flows) > 1 else next(iter(self._flows))]))
 
     def begin(self, first: Work, *others: Work) -> None:
-        """Remove work of one priority that begins together; its callers pay for it. The clock is set to the start of the first."""
-        flow = _flow(first)
-        priority = flow[0]
-        callers, now = self._callers(priority), self._place(flow)[1] if first is self.next() else self._now[priority]
+        """Remove work of one priority that begins together, the `next` one first, to whose start the clock is set; callers pay."""
+        callers = 1 if len(self._flows) == 1 else self._callers(first.turn.caller.priority)
         for work in (first, *others):
             flow = _flow(work)
-            self._ends[flow] = self._place(flow)[1] + _cost(work.turn, callers)
-            self.discard(work)
-        self._now[priority] = now
+            priority, start = self._place(flow)
+            if work is first:
+                self._now[priority] = start
+            self._ends[flow] = start + _cost(work.turn, callers)
+            self._remove(flow, work)
 
     def discard(self, work: Work) -> None:
         """Remove work that nobody needs any more, if it still waits."""
-        flow = _flow(work)
+        self._remove(_flow(work), work)
+
+    def _remove(self, flow: "_Flow", work: Work) -> None:
         works = self._flows.get(flow, {})
         works.pop(work, None)
         if not works:
@@ -228,8 +245,6 @@ class FairQueue(Generic[Work]):
         return flow[0], end if end > now else now  # noqa: FURB136
 
     def _callers(self, priority: int) -> int:
-        if len(self._flows) == 1:
-            return 1
         return len({name for own, name, _ in self._flows if own == priority})
 
 

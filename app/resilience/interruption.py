@@ -8,9 +8,8 @@ from typing import Self
 class Interruption:
     """A `with` block that `interrupt` cancels, as `asyncio.timeout` does; it then raises the error passed to `interrupt`."""
 
-    def __init__(self) -> None:
-        self._task: asyncio.Task[object] | None = None
-        self._error: Exception | None = None
+    _task: asyncio.Task[object] | None = None
+    _error: Exception | None = None
 
     def interrupt(self, error: Exception) -> None:
         """Interrupt the block if it is running. Call this in the event loop, but not from the block itself."""

@@ -14,20 +14,18 @@ class Lease:
     def __init__(self) -> None:
         self._users = 0
         self._callbacks: list[Callable[[], object]] = []
-
-    def on_release(self, callback: Callable[[], object]) -> None:
-        """Add a callback; the last one runs first. May be called from any thread that the lease is kept for."""
-        self._callbacks.append(callback)
+        self.on_release = self._callbacks.append
+        """Adds a callback; the last one runs first. May be called from any thread that the lease is kept for."""
 
     def keep_for(self, job: asyncio.Future[Any]) -> None:
         """Keep the lease at least until the job has ended."""
         self._users += 1
-        job.add_done_callback(self._remove_user)
+        job.add_done_callback(self.__exit__)
 
     def keep_until_release(self, other: "Lease") -> None:
         """Keep the lease at least until another one is released."""
         self._users += 1
-        other.on_release(self._remove_user)
+        other.on_release(self.__exit__)
 
     def release(self) -> None:
         """Release a lease that was never used."""
@@ -39,11 +37,8 @@ class Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._remove_user()
-
-    def _remove_user(self, _: object = None) -> None:
         self._users -= 1
-        if self._users == 0:
+        if self._users == 0 and self._callbacks:
             self._call_back()
 
     def _call_back(self) -> None:

@@ -1,43 +1,34 @@
 """Memory budgets that all workers of a host share."""
 
-from threading import Lock
+from functools import partial
 from typing import Self
 
 from app.errors import GatewayFull
 from app.resilience.fairness import Caller, CallerCounts
+from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
 
 
-class MemoryBudget:
+class MemoryBudget(CallerCounts):
     """Bytes that the requests of a host use, with a limit."""
 
     def __init__(self, table: WorkerTable, key: str, limit_bytes: int) -> None:
+        super().__init__(table, key, limit_bytes)
         self.limit_bytes = limit_bytes
-        self._counts = CallerCounts(table, key)
-        self._lock = Lock()
 
     @property
     def used_bytes(self) -> int:
         """Bytes in use on this host."""
-        return self._counts.total
+        return self.total
 
     @property
     def own_bytes(self) -> int:
         """Bytes in use by this worker."""
-        return self._counts.in_worker
-
-    def has_room(self, caller: Caller, nbytes: int = 0) -> bool:
-        """Return whether a caller may use the bytes that it does, and `nbytes` more."""
-        return self._counts.has_room(caller, self.limit_bytes, nbytes)
+        return self.in_worker
 
     def reserve(self, caller: Caller, purpose: str = "an image of this size") -> "Reservation":
         """Return an empty reservation for a caller; `purpose` appears in errors."""
         return Reservation(purpose, caller, self)
-
-    def add(self, caller: Caller, nbytes: int) -> None:
-        """Add to the bytes that a caller uses; `nbytes` may be negative. Thread-safe."""
-        with self._lock:
-            self._counts.add(caller, nbytes)
 
 
 class Reservation:
@@ -59,7 +50,7 @@ class Reservation:
         for budget in self._budgets:
             budget.add(self._caller, nbytes)  # counted first, so that two workers never use the same room
         for budget in self._budgets:  # a single reservation may exceed each
-            if is_refused and budget.used_bytes > self.nbytes and not budget.has_room(self._caller):
+            if is_refused and not budget.has_room(self._caller) and budget.used_bytes > self.nbytes:
                 self.keep(self.nbytes - nbytes)
                 raise GatewayFull(f"the gateway has no memory left for {self._purpose}", "memory")
 
@@ -70,11 +61,11 @@ class Reservation:
                 budget.add(self._caller, nbytes - self.nbytes)
             self.nbytes = nbytes
 
-    def move(self) -> "Reservation":
-        """Return a reservation with all bytes of this one, which is empty then."""
-        moved = Reservation(self._purpose, self._caller, *self._budgets)
-        moved.nbytes, self.nbytes = self.nbytes, 0
-        return moved
+    def move_to(self, lease: Lease) -> None:
+        """Let a lease release all bytes of this reservation, which is empty then."""
+        for budget in self._budgets:
+            lease.on_release(partial(budget.add, self._caller, -self.nbytes))
+        self.nbytes = 0
 
     def release(self) -> None:
         """Release all bytes."""
@@ -84,4 +75,4 @@ class Reservation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        self.keep(0)

@@ -159,15 +159,16 @@ class ModelQueue:
     def leave(self, part: _Part) -> None:
         """Record the end of a request."""
         part.counts.add(part.caller, -1)
-        self._table.add(self._total, -1)
+        self._table.cells[self._total] -= 1
         self.own -= 1
         self._progress_at = monotonic()
         self._waiting.wake()
 
     def measure(self, seconds: float, position: int, *, is_near: bool, batch: BatchTimes | None = None) -> None:
         """Record the duration of a request; see `ConcurrencyLimit.add`."""
-        was_stale = self.is_stale
-        self._measured_at = monotonic()
+        now = monotonic()
+        was_stale = now - self._measured_at > _STALE_SECONDS
+        self._measured_at = now
         is_new = self._measured.add(seconds, position, self.limit, is_near=is_near, batch=batch, workers=self._table.workers)
         if is_new or was_stale:
             self._share_limit(self._measured.value)
@@ -240,9 +241,9 @@ class ModelQueue:
         self._rounds.note_admitted(part.caller)
         if not self.own:
             self._progress_at = monotonic()
-        self._table.add(self._total, 1)
+        self._table.cells[self._total] += 1
         self.own += 1
-        return Permit(self, part, self.in_progress, is_near=part.counts.total >= NEAR * room)
+        return Permit(self, part, self._table.total(self._total), is_near=part.counts.total >= NEAR * room)
 
     def pace(self) -> float:
         """Return the seconds between the ends of requests on this host; 0 if unknown."""

@@ -17,13 +17,13 @@ class RetryBudget:
     def saved(self) -> int:
         """Remaining retries; negative if more were spent than saved."""
         now = monotonic()
-        self._save((now - self._at) * _PER_SECOND)
+        self._saved = min(self._saved + (now - self._at) * _PER_SECOND, self._max_saved)
         self._at = now
         return int(self._saved)
 
-    def note_request(self) -> None:
-        """Count a request."""
-        self._save(_SHARE)
+    def note_requests(self, requests: int = 1) -> None:
+        """Count requests."""
+        self._saved = min(self._saved + requests * _SHARE, self._max_saved)
 
     def take(self) -> bool:
         """Take one retry if there is one; return whether it was taken."""
@@ -35,6 +35,3 @@ class RetryBudget:
     def spend(self, retries: int) -> None:
         """Take retries that must happen; the budget may become negative."""
         self._saved -= retries
-
-    def _save(self, retries: float) -> None:
-        self._saved = min(self._saved + retries, self._max_saved)

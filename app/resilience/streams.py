@@ -65,7 +65,7 @@ class StreamQueue:
         CircuitOpen if Triton has stopped to answer.
         """
         name = SEPARATOR.join((self._model, caller.name, stream)).encode()
-        frame = _Frame(caller, self._active.column(caller), int.from_bytes(blake2b(name, digest_size=7).digest()), age)
+        frame = _Frame(caller, self._active.columns[caller.name], int.from_bytes(blake2b(name, digest_size=7).digest()), age)
         self._read_published()  # what is published from now on may be newer
         self._take_place(frame)
         self._publish(frame.key, frame.began, frame.place)

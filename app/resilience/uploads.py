@@ -1,5 +1,7 @@
 """Bodies being received: their number and bytes on the whole host."""
 
+from functools import partial
+
 from app.errors import GatewayFull
 from app.resilience.fairness import caller_at, network_digest
 from app.resilience.lease import Lease
@@ -17,7 +19,7 @@ class Upload(Lease):
         """Count the bytes in a reservation, which is released with this lease."""
         super().__init__()
         self._memory = memory
-        self.on_release(memory.release)
+        self.on_release(partial(memory.keep, 0))
 
     @property
     def nbytes(self) -> int:

@@ -253,11 +253,6 @@ class WorkerTable(TableView):
         return total
 
     @property
-    def workers(self) -> int:
-        """Number of living workers, without followers; at least 1."""
-        return self._workers
-
-    @property
     def is_first(self) -> bool:
         """Whether this worker has the lowest row of all living ones but followers, as of the last `refresh`."""
         return self._first == self._own
@@ -274,14 +269,16 @@ class WorkerTable(TableView):
         self._living = [row * _COLUMNS for row in rows if row == self._row or self._is_locked(row)]
         follower = self.column(_FOLLOWER)
         workers = [row for row in self._living if not self._cells[row + follower]]
-        self._first, self._workers = next(iter(workers), -1), len(workers) or 1
+        self._first = next(iter(workers), -1)
+        self.workers = len(workers) or 1
+        """Number of living workers, without followers; at least 1."""
 
     def close(self) -> None:
         """Release the row. Later changes have no effect."""
         released, self.cells = self.cells, memoryview(bytearray(_COLUMNS * _CELL_BYTES)).cast("q")  # a thread may still count
         released.release()
         super().close()
-        self._own, self._living, self._first, self._workers, self._cells = 0, [0], 0, 1, self.cells
+        self._own, self._living, self._first, self.workers, self._cells = 0, [0], 0, 1, self.cells
 
     def _find_alias(self, name: str, users: list[int]) -> int:
         """Return the number of a name's alias: its own; else one without users, if possible not one that had some lately.

@@ -117,7 +117,7 @@ class Choice(NamedTuple):
         call.timing.stages.pop("infer", None)  # that of a model that has failed
         began = monotonic()
         try:
-            found = await attempt(self.router.pipeline.refer_to(model, version), call.pinned_to(int(version) if version else None))
+            found = await attempt(*self.router.pipeline.choose(model, int(version) if version else None, call))
         except GatewayError as error:
             self._record(call, monotonic() - began, error)
             following = self._after(error, call)

@@ -42,7 +42,8 @@ class _Labelled:
 
     def add(self, value: int, *values: str) -> None:
         """Add to this worker's number with these label values."""
-        self._table.cells[self._column(values)] += value
+        column = self._columns.get(values)
+        self._table.cells[self._column(values) if column is None else column] += value
 
     def _column(self, values: Labels) -> int:
         column = self._columns.get(values)
@@ -85,12 +86,17 @@ class Histogram:
 
     def observe(self, number: float, *values: str) -> None:
         """Count a duration in seconds, or a size, with these label values."""
-        columns = self._columns.get(values)
-        if columns is None:
-            columns = self._columns[values] = self._find_columns(values)
-        cells = self._table.cells  # a hot path: each request has several stages
-        cells[columns[bisect_left(self._bounds, number)]] += 1
-        cells[columns[-1]] += round(number * _MICRO)
+        self.observe_all([(number, values)])
+
+    def observe_all(self, observations: Iterable[tuple[float, Labels]]) -> None:
+        """Count durations in seconds, or sizes, each with its label values."""
+        cells = self._table.cells
+        for number, values in observations:
+            columns = self._columns.get(values)
+            if columns is None:
+                columns = self._columns[values] = self._find_columns(values)
+            cells[columns[bisect_left(self._bounds, number)]] += 1
+            cells[columns[-1]] += round(number * _MICRO)
 
     def total(self, *values: str) -> float:
         """Return the sum of what all workers have observed with these label values."""

@@ -40,7 +40,7 @@ def configure(level: str) -> None:
         logger_factory=(
             structlog.WriteLoggerFactory(cast("TextIO", _Lossy(sys.stdout)))
             if to_console
-            else structlog.BytesLoggerFactory(cast("BinaryIO", _PerIteration(_Lossy(sys.stdout.buffer))))
+            else structlog.BytesLoggerFactory(cast("BinaryIO", _PerIteration(sys.stdout.buffer)))
         ),
         cache_logger_on_first_use=True,
     )
@@ -65,10 +65,10 @@ class _Forwarder(logging.Handler):
 class _Lossy:
     """A stream that ignores write errors, so that a full disk, or a stream that is closed, does not affect the program."""
 
-    def __init__(self, stream: TextIO | BinaryIO) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def write(self, line: Any) -> None:  # noqa: ANN401 - text or bytes, depending on the stream
+    def write(self, line: str) -> None:
         with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal's handler logs while a line is written
             self._stream.write(line)
 
@@ -78,9 +78,9 @@ class _Lossy:
 
 
 class _PerIteration:
-    """A stream that writes the lines of one iteration of the event loop together, and other lines immediately."""
+    """A stream like `_Lossy` that writes the lines of one iteration of the event loop together, and other lines immediately."""
 
-    def __init__(self, stream: _Lossy) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._lines: deque[bytes] = deque()
 
@@ -108,8 +108,9 @@ class _PerIteration:
         self._write(block)
 
     def _write(self, block: bytes) -> None:
-        self._stream.write(block)
-        self._stream.flush()
+        with suppress(OSError, ValueError, RuntimeError):
+            self._stream.write(block)
+            self._stream.flush()
 
 
 def _to_json(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN401 - an event is a dict of any values

@@ -20,7 +20,8 @@ class Timing:
         self.steps: dict[str, tuple[float, float]] = {}
         """Begin and end of each step of a cascade, since the start; they overlap."""
         self._starts: dict[str, float] = {}
-        self._descriptions: dict[str, str] = {}
+        self.descriptions: dict[str, str] = {}
+        """Those of the recorded stages that have one."""
         self._extra_stage = ""
         """The stage in progress, if it is not in `STAGES`."""
 
@@ -40,7 +41,7 @@ class Timing:
         self._lap_start = now
         self._extra_stage = ""
         if description:
-            self._descriptions[stage] = description
+            self.descriptions[stage] = description
 
     def fail(self) -> str:
         """Record the stage in progress, named by `begin` or else the first of `STAGES` that is not recorded, and return it."""
@@ -52,10 +53,6 @@ class Timing:
         """Record a step of a cascade that has run since `began`, of `perf_counter`; return how long, in milliseconds."""
         begin, end = self.steps[step] = (began - self._start) * 1e3, self.total
         return end - begin
-
-    def description(self, stage: str) -> str:
-        """Return the description of a recorded stage; empty if it has none."""
-        return self._descriptions.get(stage, "")
 
     @property
     def total(self) -> float:
@@ -69,13 +66,10 @@ class Timing:
         spans = [(stage, begin := (self._starts[stage] - self._start) * 1e3, begin + took) for stage, took in stages.items()]
         return spans + [(step, *span) for step, span in self.steps.items()]
 
-    def server_timing(self) -> str:
-        """Render the value of a Server-Timing header."""
-        steps = ((step, end - begin) for step, (begin, end) in self.steps.items())
-        described = {name: f'{name};desc="{text}"' for name, text in self._descriptions.items()}
-        return ", ".join(
-            [
-                f"{described.get(name, name)};dur={value:.2f}"
-                for name, value in (*self.stages.items(), *steps, ("total", self.total))
-            ]
-        )
+    def server_timing(self, total: float) -> str:
+        """Render the value of a Server-Timing header, which ends with the time since the start."""
+        described = {name: f'{name};desc="{text}"' for name, text in self.descriptions.items()}
+        entries = [*self.stages.items(), ("total", total)]
+        if self.steps:
+            entries[-1:-1] = [(step, end - begin) for step, (begin, end) in self.steps.items()]
+        return ", ".join([f"{described.get(name, name)};dur={value:.2f}" for name, value in entries])

@@ -68,23 +68,24 @@ class ModelOnServer:
         self.calls += 1
         self.images += images
 
-    def note_answer(self, images: int, began_at: float) -> None:
+    def note_answer(self, images: int, began_at: float, *, is_usable: bool = True) -> None:
         """Measure a call that began at this `time.monotonic` and was answered; with 0 images if the answer was an error."""
         now = monotonic()
         if began_at >= self.measured_since:
             self._answered_images = self._answered_images * _MEMORY + images
             self._busy_seconds = self._busy_seconds * _MEMORY + now - max(self._busy_since, self.answered_at)
             self._call_seconds = max(now - began_at, self._call_seconds * _MEMORY)
-            if images and self.is_usable:  # the end of a hang tells how long it was
+            if images and is_usable:  # the end of a hang tells how long it was
                 is_recent = now - self.answered_at < _OUTDATED_SECONDS
                 shortest = min((now - began_at) / images, self._shortest_seconds / _MEMORY or math.inf)
                 self._shortest_seconds = shortest if is_recent else 0.0
         self.answered_at = now
 
-    def may_answer_within(self, seconds: float) -> bool:
+    def may_answer_by(self, at: float) -> bool:
         """Return whether an answer may come in time; not if every recent call took longer per image, and others are in flight."""
-        is_outdated = monotonic() - self.answered_at > max(_OUTDATED_SECONDS, _LATE * self._call_seconds)
-        return not self.images or seconds > self._shortest_seconds or is_outdated
+        now = monotonic()
+        is_outdated = now - self.answered_at > max(_OUTDATED_SECONDS, _LATE * self._call_seconds)
+        return not self.images or at - now > self._shortest_seconds or is_outdated
 
     def is_silent(self, hang_seconds: float) -> bool:
         """Return whether Triton has not answered for much longer than expected; after `hang_seconds`, a call has failed anyway."""

@@ -57,6 +57,8 @@ class TritonPool:
 
     def default(self, name: str) -> ModelSpec | None:
         """Return the spec of a model's default version; None if it is unknown or differs between Tritons."""
+        if len(self.servers) == 1:
+            return self.servers[0].specs.cached(name)
         known = [spec for server in self.servers if (spec := server.specs.cached(name)) is not None]
         return known[0] if len({spec.version for spec in known}) == 1 else None
 
@@ -90,7 +92,8 @@ class TritonPool:
         """Return whether any Triton runs a model, as far as is known."""
         servers = self.servers
         if len(servers) == 1:
-            return servers[0].is_usable(model)
+            served = servers[0].models.get(model)
+            return served is None or served.is_usable
         servers = [server for server in servers if server.specs.has(model)] or servers
         return not servers or any(server.is_usable(model) for server in servers)
 
@@ -104,16 +107,16 @@ class TritonPool:
         servers = [server for server in self.servers if server.specs.has(model)] or self.servers
         return all(server.silence.missed or not server.is_usable(model) for server in servers)
 
-    def find(self, spec: ModelSpec, max_calls: Callable[[ModelSpec], float]) -> ModelOnServer | None:
-        """Choose the Triton for a call; None if all suitable ones have the calls that `max_calls` allows for their own spec."""
+    def find(self, spec: ModelSpec, max_calls: Callable[[ModelSpec], float], more_calls: int = 0) -> ModelOnServer | None:
+        """Choose the Triton for a call; None if all have the calls that `max_calls` allows for their own spec, and `more_calls`."""
         if len(self.servers) == 1:
             served = self.servers[0].model(spec.reference)
-            return served if served.calls < max_calls(spec) else None
+            return served if served.calls < max_calls(spec) + more_calls else None
         having = self._having(spec)
         found = [served for served in having if served.is_usable]
         if not found:  # a failing Triton: its error is the answer to the requests
             found = having or [server.model(spec.reference) for server in self.servers]
-        free = [served for served in found if served.calls < max_calls(served.server.specs.known(spec))]
+        free = [served for served in found if served.calls < max_calls(served.server.specs.known(spec)) + more_calls]
         return choose(free) if free else None
 
     def find_other(self, failed: ModelOnServer, spec: ModelSpec, images: int = 1) -> ModelOnServer | None:

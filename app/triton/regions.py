@@ -24,7 +24,8 @@ class Regions:
 
     def __init__(self, client: TritonClient) -> None:
         self._client = client
-        self._mapped: set[str] = set()
+        self.mapped: set[Arena] = set()
+        """The arenas that Triton has mapped, as far as is known."""
         self._asked: set[str] = set()
         """Regions that Triton was asked to map and has not rejected."""
         self._registering: SingleFlight[None] = SingleFlight()
@@ -34,10 +35,6 @@ class Regions:
         """If Triton did not answer the last time: when to ask it again, on the same clock; otherwise 0."""
         self._is_swept = False
         """Whether the regions of killed workers have been unregistered."""
-
-    def __contains__(self, arena: Arena) -> bool:
-        """Return whether Triton has mapped an arena, as far as is known."""
-        return arena.region in self._mapped
 
     async def add(self, arena: Arena) -> None:
         """Let Triton map an arena, if possible. Concurrent calls for the same arena share one RPC."""
@@ -50,14 +47,14 @@ class Regions:
         except TritonUnavailable:
             raise
         except GatewayError:
-            self._mapped.discard(arena.region)
+            self.mapped.discard(arena)
             return False
         return True
 
     async def remove(self, arena: Arena) -> None:
         """Let Triton unmap an arena, if it may have mapped it."""
         await self._registering.wait()
-        self._mapped.discard(arena.region)
+        self.mapped.discard(arena)
         if arena.region in self._asked:
             self._asked.discard(arena.region)
             await self._client.unregister(arena.region)
@@ -65,7 +62,7 @@ class Regions:
     async def remove_all(self) -> None:
         """Let Triton unmap all arenas that it may have mapped."""
         await self._registering.wait()
-        self._mapped.clear()
+        self.mapped.clear()
         asked, self._asked = self._asked, set()
         await asyncio.gather(*map(self._client.unregister, asked))
 
@@ -88,7 +85,7 @@ class Regions:
             self.note_unavailable(str(error.__cause__ or error))
             return
         self.silent_until = 0.0
-        self._mapped.add(arena.region)
+        self.mapped.add(arena)
         if not self._is_swept:
             self._is_swept = True
             await self._unregister_leftovers()

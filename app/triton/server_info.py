@@ -2,20 +2,23 @@
 
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from typing import NamedTuple
+
+import msgspec
 
 # Before this version a cancelled or expired RPC can crash the whole server: pull requests 7840, 8078, 8220 of Triton's server.
 _FIRST_CANCEL_SAFE = (2, 59, 1)
 
 
-class ServerInfo(NamedTuple):
+class ServerInfo(msgspec.Struct, frozen=True, dict=True):  # `dict` for the cached property
     """A Triton's version and extensions."""
 
     version: str
     extensions: tuple[str, ...] = ()
     """Names of the supported protocols besides inference."""
 
-    @property
+    @cached_property
     def survives_cancel(self) -> bool:
         """Whether an inference may be cancelled without the risk of crashing the server."""
         return tuple(int(part) for part in re.findall(r"\d+", self.version)[:3]) >= _FIRST_CANCEL_SAFE

@@ -43,10 +43,6 @@ class Slot(NamedTuple):
         """Return a view of the slot as an array, which must not be larger than the slot."""
         return np.ndarray(shape, dtype, self.arena.memory, self.offset)
 
-    def free(self) -> None:
-        """Give the slot back when nothing reads or writes it any more. May be called from any thread."""
-        self.arena.give_back(self)
-
 
 class Arena:
     """A file in /dev/shm, divided into slots. The file is locked while this process lives."""
@@ -82,7 +78,7 @@ class Arena:
         return None if offset is None else Slot(self, offset, offset + nbytes)
 
     def give_back(self, slot: Slot) -> None:
-        """Take a slot back. May be called from any thread."""
+        """Take a slot back when nothing reads or writes it any more. May be called from any thread."""
         with self._lock:
             self._ring.give_back(slot.offset, slot.end)
 

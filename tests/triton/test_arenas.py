@@ -162,7 +162,7 @@ class Arenas(Machine):
         slot = None
         try:
             slot = self.transport.find(regions, image.buffer.slot)
-            assert slot is None or slot.arena in regions
+            assert slot is None or slot.arena in regions.mapped
             if slot is not None and slot.arena.region not in triton.mapped:
                 assert slot.arena.region in triton.forgotten
                 again = self.start(regions.add_again(slot.arena))
@@ -170,11 +170,11 @@ class Arenas(Machine):
                     again.cancel()
                     return
                 if not again.result():
-                    assert slot.arena not in regions
+                    assert slot.arena not in regions.mapped
                     slot = None
         except TritonUnavailable:
             assert self.mode == "shm" or triton.manner in {"be gone", "lose answers"}
-            assert slot is None or slot.arena in regions
+            assert slot is None or slot.arena in regions.mapped
             return
         call = Call(triton, slot, self.loop.create_future())
         triton.read += [slot.arena.region] if slot else []

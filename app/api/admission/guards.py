@@ -17,6 +17,7 @@ body must arrive within two seconds, and counts against a budget that all anonym
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import cast
 from urllib.parse import parse_qs
 
@@ -24,8 +25,8 @@ from litestar.exceptions import NotFoundException
 from litestar.types import Guard, HTTPScope
 
 from app.api.caller.check import Connection, require_key
-from app.api.context import STREAM_PATTERN, context_of, header_of
-from app.api.dependencies import WorkerResources, worker_of
+from app.api.context import STREAM_PATTERN, RequestContext, context_of
+from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import MODEL_NAMES
 from app.api.receiving import content_encoding
 from app.api.receiving.body import needs_parsing
@@ -56,12 +57,14 @@ def check_framing(scope: HTTPScope) -> None:
         raise MalformedRequest(f"a request has one Host header, found {hosts}")
 
 
-def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, str], worker: WorkerResources) -> str:
+def note_model(
+    scope: HTTPScope, context: RequestContext, route: ModelRoute, path_values: Mapping[str, str], worker: WorkerResources
+) -> str:
     """Note the model that path or query name; return its reference, else the default model's, or "" if the body may name it."""
-    query = scope["query_string"]
+    query, named, pipeline = scope["query_string"], path_values.get("model", ""), worker.pipeline
     values = parse_qs(query.decode("latin-1")) if b"model" in query or b"version" in query else {}
-    named = path_values.get("model") or next((values[name][0] for name in MODEL_NAMES if name in values), "")
-    pipeline, context = worker.pipeline, context_of(scope)
+    if values and not named:
+        named = next((values[name][0] for name in MODEL_NAMES if name in values), "")
     version = path_values.get("version") or values.get("version", [""])[0]
     cascade = worker.catalog.own(path_values["model"]) if "model" in path_values else None
     if cascade is not None:  # its first model admits the request
@@ -76,33 +79,33 @@ def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, st
     return model
 
 
-def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: WorkerResources) -> None:
-    """Raise GatewayFull if a request that would pass `require_key` cannot be admitted now."""
-    context, pipeline = context_of(scope), worker.pipeline
+def check_capacity(context: RequestContext, route: ModelRoute, model: str, worker: WorkerResources) -> None:
+    """Raise GatewayFull if a request that would pass `require_key` cannot be admitted now; note an open circuit."""
+    pipeline = worker.pipeline
     if route.takes == "text" or (context.scopes is not None and route.scope not in context.scopes):
         return
-    # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
-    if not model or pipeline.tritons.is_usable(model):
+    # Then `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
+    context.is_circuit_open = bool(model) and not pipeline.tritons.is_usable(model)
+    if not context.is_circuit_open:
         is_batch = route.takes == "images"
         pipeline.admission.check(split_reference(model)[0], context.caller, is_batch=is_batch, is_frame=bool(context.stream))
 
 
-async def guard_key(connection: Connection, route: ModelRoute) -> None:
+async def guard_key(worker: WorkerResources, connection: Connection, route: ModelRoute) -> None:
     """Raise NotFoundException for a path of no route, and Unauthorized or Forbidden by the key, unless the body may have one."""
     context = context_of(connection.scope)
     if not context.has_model_route:
         raise NotFoundException  # Litestar matches some paths that the table does not, such as non-ASCII digits
-    if not context.is_anonymous:
-        require_key(connection, worker_of(connection).keys, route.scope, is_dialect=route.key_in != "header")
+    if worker.keys is not None and not context.is_anonymous:
+        require_key(connection, worker.keys, route.scope, is_dialect=route.key_in != "header")
 
 
-async def guard_payload(connection: Connection, route: ModelRoute) -> None:
+async def guard_payload(worker: WorkerResources, connection: Connection, route: ModelRoute) -> None:
     """Raise UnsupportedMediaType or BodyTooLarge by declared type, encoding and length; note the limits in the context.
 
     A single body of any other type than a form or JSON may be an image, which its first bytes show.
     """
-    scope, deployment = cast("HTTPScope", connection.scope), worker_of(connection).deployment
-    context = context_of(scope)
+    context, deployment = context_of(connection.scope), worker.deployment
     declared = media_type(context.content_type)
     if route.media_types and declared not in route.media_types:
         found = f"{declared[:64]!r} is not supported for a batch" if declared else "a batch needs a Content-Type header"
@@ -116,24 +119,27 @@ async def guard_payload(connection: Connection, route: ModelRoute) -> None:
         limits = limits._replace(max_bytes=_TEXT_BYTES)
     if context.is_anonymous:
         limits = limits._replace(total_seconds=_ANONYMOUS_SECONDS)
-    if int(header_of(scope, b"content-length") or "0") > limits.max_bytes:
+    if int(context.headers.get(b"content-length") or b"0") > limits.max_bytes:
         raise body_too_large(limits.max_bytes)
     context.body_limits = limits
 
 
-async def guard_circuit(connection: Connection, route: ModelRoute) -> None:
-    """Raise CircuitOpen if the circuit of the model that the request names is open everywhere."""
+async def guard_circuit(worker: WorkerResources, connection: Connection, _: ModelRoute) -> None:
+    """Raise CircuitOpen if `check_capacity` has found the circuit of the model that the request names open everywhere."""
     context = context_of(connection.scope)
-    if route.takes != "text" and context.model and not context.is_anonymous:  # who has no key yet learns nothing about models
-        worker_of(connection).pipeline.check_circuit(context.model)
+    if context.is_circuit_open and context.model:
+        worker.pipeline.check_circuit(context.model)
 
 
-async def guard_timing(connection: Connection, _: ModelRoute) -> None:
+async def guard_timing(worker: WorkerResources, connection: Connection, _: ModelRoute) -> None:
     """Set the slow-request threshold, and start the stage timing."""
     context = context_of(connection.scope)
-    context.slow_request_ms = worker_of(connection).deployment.slow_request_ms
+    context.slow_request_ms = worker.deployment.slow_request_ms
     context.timing.start_lap()
 
 
-# They do not wait, but Litestar would run plain functions in threads.
-MODEL_GUARDS = cast("list[Guard]", [guard_key, guard_payload, guard_circuit, guard_timing])
+def model_guards(worker: WorkerResources) -> list[Guard]:
+    """Make the guards of routes that run a model."""
+    # They do not wait, but Litestar would run plain functions in threads.
+    guards = (guard_key, guard_payload, guard_circuit, guard_timing)
+    return cast("list[Guard]", [partial(guard, worker) for guard in guards])

@@ -7,6 +7,7 @@ the checks before Litestar's own.
 import asyncio
 import random
 import re
+from collections.abc import Awaitable
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from app.api.answering import problems
 from app.api.answering.problems import WriteError, with_head
 from app.api.caller.check import note_key
 from app.api.caller.client_address import client_address
-from app.api.context import RequestContext, context_of, header_of
+from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
 from app.api.receiving.client_watch import drain, has_body
 from app.api.reports.metrics import count_request
@@ -60,12 +61,10 @@ class RequestContextMiddleware:
         self._tracing = tracing
         self._rejections = RejectionPacer()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Handle an HTTP request; pass other scopes (the lifespan) through."""
-        if scope["type"] == ScopeType.HTTP:
-            await self._handle(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+        # Each coroutine around the handler would take part in each of its waits.
+        return self._handle(scope, receive, send) if scope["type"] == ScopeType.HTTP else self.app(scope, receive, send)
 
     async def _handle(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -74,6 +73,7 @@ class RequestContextMiddleware:
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
         context = RequestContext(request_id, content_type.decode("latin-1"), encoding.decode("latin-1"))
+        context.headers = headers
         context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
         scope.setdefault("state", {})["request_context"] = context
         context.client_address = context.log_fields["client"] = client_address(scope, headers, self._proxies)
@@ -81,7 +81,8 @@ class RequestContextMiddleware:
         metrics = self._resources.metrics
         # HeadMiddleware may change the method in the scope, and DispatchMiddleware the path.
         method, path = scope["method"][:_MAX_METHOD], _printable(scope["path"])
-        span = self._join_trace(context, scope, _caller(scope) if b"traceparent" in headers else None)
+        context.trace = _caller(scope) if b"traceparent" in headers else None
+        span = None if self._tracing is None else self._join_trace(context, scope, self._tracing)
 
         async def receive_and_count() -> ReceiveMessage:
             message = await receive()
@@ -124,23 +125,21 @@ class RequestContextMiddleware:
         if not context.is_body_received and has_body(headers):
             await drain(receive, is_anonymous=context.is_anonymous)
 
-    def _join_trace(self, context: RequestContext, scope: HTTPScope, caller: TraceContext | None) -> "RequestSpan | None":
-        if self._tracing is None:
-            context.trace = caller  # without tracing, no span of the gateway is exported
-            return None
-        span = self._tracing.start(caller, context.timing, scope["method"][:_MAX_METHOD], _printable(scope["path"]))
+    @staticmethod
+    def _join_trace(context: RequestContext, scope: HTTPScope, tracing: "Tracing") -> "RequestSpan":
+        span = tracing.start(context.trace, context.timing, scope["method"][:_MAX_METHOD], _printable(scope["path"]))
         context.trace = span.context
         return span
 
     def _report(self, scope: HTTPScope, method: str, path: str, context: RequestContext, status: int) -> None:
         if context.is_passed_on:
             return
-        count_request(self._resources.metrics, context, route_of(scope), status)
-        duration_ms, steps = context.timing.total, context.timing.steps
+        route, duration_ms, steps = route_of(scope), context.timing.total, context.timing.steps
+        count_request(self._resources.metrics, context, route, status, duration_ms)
         fields = {
             "request_id": context.request_id,
             "method": method,
-            "route": route_of(scope),
+            "route": route,
             "path": path,
             "status": status,
             "duration_ms": round(duration_ms, 2),
@@ -153,7 +152,7 @@ class RequestContextMiddleware:
         }
         if context.trace is not None:
             fields |= {"trace_id": context.trace.trace_id, "span_id": context.trace.span_id}
-        log = LOG.debug if status == _OK and route_of(scope) in PROBES else LOG.info
+        log = LOG.debug if status == _OK and route in PROBES else LOG.info
         if 0 < context.slow_request_ms < duration_ms and status not in _PACED:
             fields["slow"] = True
             log = LOG.warning
@@ -177,12 +176,13 @@ def _end(span: "RequestSpan", scope: HTTPScope, context: RequestContext, status:
 def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
     if context.is_passed_on:
         return []
+    total = context.timing.total
     headers = [
         (b"x-request-id", context.request_id.encode()),
-        (b"x-process-time", f"{context.timing.total:.2f}ms".encode()),
-        (b"server-timing", context.timing.server_timing().encode()),
+        (b"x-process-time", f"{total:.2f}ms".encode()),
+        (b"server-timing", context.timing.server_timing(total).encode()),
     ]
-    if result := context.timing.description(CACHE):
+    if result := context.timing.descriptions.get(CACHE):
         headers.append((b"x-cache", result.encode()))
     if context.trace is not None:
         headers.append((b"traceparent", context.trace.traceparent.encode()))
@@ -212,9 +212,11 @@ class HeadMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Convert HEAD to GET, add HEAD to the response to OPTIONS, and pass everything else on unchanged."""
         method = scope["method"] if scope["type"] == ScopeType.HTTP else ""
+        if method not in {"HEAD", "OPTIONS"}:
+            return self.app(scope, receive, send)
         if method == "HEAD":
             scope["method"] = "GET"  # type: ignore[typeddict-unknown-key]
 
@@ -227,7 +229,7 @@ class HeadMiddleware:
                 message = {"type": "http.response.body", "body": b"", "more_body": bool(message.get("more_body"))}
             await send(message)
 
-        await self.app(scope, receive, send_as_asked if method in {"HEAD", "OPTIONS"} else send)
+        return self.app(scope, receive, send_as_asked)
 
 
 class DispatchMiddleware:
@@ -239,15 +241,14 @@ class DispatchMiddleware:
         self._worker = worker
         self._write_error = write_error
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Reject a request, or pass it on."""
         if scope["type"] == ScopeType.HTTP:
             try:
                 self._check(scope)
             except (MalformedRequest, GatewayFull, CircuitOpen) as error:
-                await problems.send(error, scope, send, self._write_error)
-                return
-        await self.app(scope, receive, send)
+                return problems.send(error, scope, send, self._write_error)
+        return self.app(scope, receive, send)
 
     def _check(self, scope: HTTPScope) -> None:
         if len(scope["path"]) > guards.MAX_PATH or (found := self._table.find(scope)) is None:
@@ -260,13 +261,14 @@ class DispatchMiddleware:
         if isinstance(target.handler, ModelRoute) and scope["method"] == HttpMethod.POST:
             context = context_of(scope)
             context.has_model_route = True
-            stream = header_of(scope, b"x-stream") if target.handler.has_streams else ""
+            stream = context.headers.get(b"x-stream", b"").decode("latin-1") if target.handler.has_streams else ""
             if stream and self._worker.catalog.own(path_values.get("model", "")) is None:  # not of a cascade
                 context.stream = stream
-            note_key(scope, target.handler, self._worker.keys)
+            if self._worker.keys is not None:
+                note_key(scope, target.handler, self._worker.keys)
             if self._worker.keys is None or context.scopes is not None:  # without a valid key, reveal nothing about a model
-                model = guards.note_model(scope, target.handler, path_values, self._worker)
-                guards.check_capacity(scope, target.handler, model, self._worker)
+                model = guards.note_model(scope, context, target.handler, path_values, self._worker)
+                guards.check_capacity(context, target.handler, model, self._worker)
             elif context.is_anonymous:
-                length = int(header_of(scope, b"content-length") or "0")
+                length = int(context.headers.get(b"content-length") or b"0")
                 self._worker.pipeline.admission.anonymous_uploads.check(context.client_address, length)

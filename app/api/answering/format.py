@@ -1,8 +1,8 @@
 """Interface of a response format, its input, and the choice of a format by the parameter `format` or the header `Accept`."""
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Awaitable, Callable
+from functools import cache, lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from litestar.response.base import ASGIResponse
@@ -43,12 +43,13 @@ class Format(NamedTuple):
     respond: Respond
 
 
-def media_types_of(formats: Iterable[Format]) -> dict[str, Format]:
+@cache
+def media_types_of(formats: tuple[Format, ...]) -> dict[str, Format]:
     """Return the media types that `Accept` can select, with their formats."""
     return {media_type: format_ for format_ in formats for media_type in format_.media_types}
 
 
-def select(formats: Sequence[Format], name: str | None, accept: bytes) -> Format:
+def select(formats: tuple[Format, ...], name: str | None, accept: bytes) -> Format:
     """Choose a format by name, or by the header `Accept` if it is None; raise NotAcceptable if that allows none of them."""
     if name is not None:
         return next(format_ for format_ in formats if format_.name == name)

@@ -146,8 +146,10 @@ async def convert(work: Callable[[], T], found: TaskResult, pipeline: Pipeline, 
 
 async def respond_json(describe: Callable[[], object], found: TaskResult, pipeline: Pipeline, call: CallContext) -> ASGIResponse:
     """Respond with the object that `describe` makes of a result as JSON."""
-    body = await convert(lambda: msgspec.json.encode(describe()), found, pipeline, call)
-    return LargeResponse(body, "application/json", pipeline.admission.memory) if is_large(found) else JsonResponse(body)
+    if not is_large(found):
+        return JsonResponse(msgspec.json.encode(describe()))
+    body = await pipeline.threads.run(lambda: msgspec.json.encode(describe()), call.deadline, turn=call.turn())
+    return LargeResponse(body, "application/json", pipeline.admission.memory)
 
 
 async def respond_in_thread(describe: Callable[[], object], pipeline: Pipeline, call: CallContext) -> ASGIResponse:

@@ -18,10 +18,8 @@ from app.errors import Forbidden, Unauthorized
 Connection = ASGIConnection[Any, Any, Any, Any]
 
 
-def note_key(scope: HTTPScope, route: ModelRoute, keys: ApiKeys | None) -> None:
+def note_key(scope: HTTPScope, route: ModelRoute, keys: ApiKeys) -> None:
     """Record the request's key if it is valid; otherwise `require_key` rejects the request later."""
-    if keys is None:
-        return
     context = context_of(scope)
     headers = _key_headers(scope, is_dialect=route.key_in != "header")
     context.scope = route.scope
@@ -56,13 +54,12 @@ def require_scope(context: RequestContext, keys: ApiKeys | None, wanted: str) ->
         raise Forbidden(f"the API key does not have the scope {wanted!r}; its `scopes` in the file of keys can be extended")
 
 
-def admit_with_body(given: str | None, context: RequestContext, keys: ApiKeys | None, total_seconds: float) -> None:
+def admit_with_body(given: str | None, context: RequestContext, keys: ApiKeys, total_seconds: float) -> None:
     """Apply `require_key` to an anonymous request, whose body may contain a key; then its response has the time of others."""
-    if keys is not None and context.is_anonymous:
-        _identify([(b"x-api-key", given.encode())] if given else [], keys, context)
-        require_scope(context, keys, context.scope)
-        context.is_anonymous = False
-        context.body_limits = context.body_limits._replace(total_seconds=total_seconds)
+    _identify([(b"x-api-key", given.encode())] if given else [], keys, context)
+    require_scope(context, keys, context.scope)
+    context.is_anonymous = False
+    context.body_limits = context.body_limits._replace(total_seconds=total_seconds)
 
 
 def _identify(headers: list[tuple[bytes, bytes]], keys: ApiKeys, context: RequestContext) -> None:

@@ -23,7 +23,7 @@ def client_address(scope: HTTPScope, headers: Mapping[bytes, bytes], proxies: Pr
     remove those of the three headers that it does not write, because its client may have sent them.
     """
     peer = _peer(scope)
-    if not is_trusted(scope, proxies):
+    if not _is_proxy(peer, proxies):
         return peer
     if (named := headers.get(b"x-real-ip")) is not None:
         return str(_parse(named.decode("latin-1")) or peer)
@@ -39,7 +39,10 @@ def client_address(scope: HTTPScope, headers: Mapping[bytes, bytes], proxies: Pr
 
 def is_trusted(scope: HTTPScope, proxies: Proxies) -> bool:
     """Return whether a request comes from a trusted proxy, or by a unix socket."""
-    peer = _peer(scope)
+    return _is_proxy(_peer(scope), proxies)
+
+
+def _is_proxy(peer: str, proxies: Proxies) -> bool:
     return peer == "" or (proxies != () and _is_in(ip_address(peer), proxies))
 
 

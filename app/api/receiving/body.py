@@ -3,7 +3,7 @@
 from binascii import a2b_base64
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -53,6 +53,7 @@ class ParsedBody(NamedTuple):
     parameters: Pairs
 
 
+@lru_cache(64)  # asked twice per request
 def needs_parsing(content_type: str, encoding: str = "") -> bool:
     """Return whether a body with these `Content-Type` and `Content-Encoding` headers must be parsed; otherwise it is the image."""
     return media_type(content_type) in {MULTIPART, JSON, URLENCODED} or not content_encoding.is_plain(encoding)
@@ -79,8 +80,8 @@ def parse_body(
         parsed = parse_urlencoded(data, fields)
     else:
         parsed = ParsedBody(data, [])
-    urls = [value for name, value in parsed.parameters if name == "url"]
-    has_url = any("".join(url).strip() for url in urls)
+    urls = [value for name, value in parsed.parameters if name == "url"] if parsed.parameters else []
+    has_url = bool(urls) and any("".join(url).strip() for url in urls)
     if has_url and parsed.image:
         raise MalformedRequest("send either an image or a url, not both")
     if not has_url and not parsed.image:

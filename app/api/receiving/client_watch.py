@@ -26,7 +26,6 @@ class ClientWatch(Interruption):
     """Raises BodyTimeout from a `with` block when the body arrives too slowly, ClientGone when the client leaves after it."""
 
     def __init__(self, receive: Receive, limits: BodyLimits) -> None:
-        super().__init__()
         self.is_body_complete = False
         self._receive = receive
         self._limits = limits

@@ -62,7 +62,7 @@ class Receiving(ClientWatch, Generic[C, P]):
         context = context_of(request.scope)
         super().__init__(request.receive, context.body_limits)
         self._context = context
-        self._received = _receive(self, request.scope, worker, in_path, kind, parse, may_be_empty=may_be_empty)
+        self._received = _receive(self, context, request.scope, worker, in_path, kind, parse, may_be_empty=may_be_empty)
 
     async def __aenter__(self) -> tuple[RequestContext, C, P, CallContext]:
         self.__enter__()
@@ -80,6 +80,7 @@ class Receiving(ClientWatch, Generic[C, P]):
 
 async def _receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     client: ClientWatch,
+    context: RequestContext,
     scope: HTTPScope,
     worker: WorkerResources,
     pairs: Pairs,
@@ -88,24 +89,24 @@ async def _receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     *,
     may_be_empty: bool,
 ) -> tuple[C, P, CallContext]:
-    context, pipeline = context_of(scope), worker.pipeline
+    pipeline = worker.pipeline
     if scope["query_string"]:
         pairs = [*pairs, *(pair for pair in query_of(scope) if not (context.is_anonymous and pair == _NO_KEY))]
     wanted = parse_parameters(pairs, kind) if isinstance(kind, type) else kind.common
-    seconds = pipeline.limits.timeout(wanted.timeout_ms)
+    address, seconds = wanted.address, pipeline.limits.timeout(wanted.timeout_ms)
     admission = pipeline.admission
-    is_anonymous, address = context.is_anonymous, context.client_address
-    with admission.anonymous_uploads.start(address) if is_anonymous else admission.start_upload(context.caller) as upload:
-        may_be_empty = may_be_empty or wanted.address is not None
+    is_anonymous, uploads = context.is_anonymous, admission.anonymous_uploads
+    with uploads.start(context.client_address) if is_anonymous else admission.start_upload(context.caller) as upload:
+        may_be_empty = may_be_empty or address is not None
         data = await client.read_body(upload, may_be_empty=may_be_empty, is_last=not is_anonymous)
         context.is_body_received = True
         received_at = monotonic()
         if not isinstance(kind, type):
             kind = await kind.find_kind(Deadline(received_at + seconds), context.caller)
             wanted = parse_parameters(pairs, kind)
-        if wanted.address is not None and data:
+        if address is not None and data:
             raise MalformedRequest("with `url` in the query, send no body")
-        if wanted.address is None:
+        if address is None:
             if body.needs_parsing(context.content_type, context.content_encoding):
                 work = partial(_decode_and_parse, parse, data, kind, context, upload)
                 threads = pipeline.apart_threads if is_anonymous else pipeline.threads
@@ -113,21 +114,24 @@ async def _receive(  # noqa: PLR0913, PLR0917 - the parts of a request
                 content = await threads.run(work, Deadline(received_at + seconds), upload, turn=turn)
                 given = [pair for pair in content.parameters if pair != _NO_KEY or not getattr(wanted, "api_key", None)]
                 wanted = parse_parameters([*pairs, *given], kind)
+                address = wanted.address
                 images = getattr(content, "images", ())  # of a batch, which has more time
                 seconds = pipeline.limits.timeout(wanted.timeout_ms, len(images))
             else:
                 content = parse(data, context.content_type, kind)
-        admit_with_body(getattr(wanted, "api_key", None), context, worker.keys, worker.deployment.body_limits.total_seconds)
+        if is_anonymous and worker.keys is not None:
+            key = getattr(wanted, "api_key", None)
+            admit_with_body(key, context, worker.keys, worker.deployment.body_limits.total_seconds)
         client.is_body_complete = True
         context.timing.lap("read")
-    if wanted.address is not None:
+    if address is not None:
         with admission.start_upload(context.caller) as upload:
-            image = await _fetch_image(wanted.address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)
+            image = await _fetch_image(address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)
         content = parse(image, "", kind)
     # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
     uses_cache = pipeline.cache is not None and getattr(wanted, "use_cache", True)
-    uses_cache = uses_cache and "no-store" not in header_of(scope, b"cache-control").lower()
+    uses_cache = uses_cache and b"no-store" not in context.headers.get(b"cache-control", b"").lower()
     further: dict[str, Any] = {"trace": trace, "allows_truncated": wanted.truncated == "allow", "uses_cache": uses_cache}
     if context.stream:  # many addresses are one caller
         further["stream"] = context.stream if worker.keys is not None else f"{context.stream} {context.client_address}"

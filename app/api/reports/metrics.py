@@ -27,10 +27,10 @@ def count_batch_image(metrics: Metrics, timing: Timing, caller: Caller, status: 
     _observe_stages(metrics, timing, caller)
 
 
-def count_request(metrics: Metrics, context: RequestContext, endpoint: str, status: int) -> None:
+def count_request(metrics: Metrics, context: RequestContext, endpoint: str, status: int, milliseconds: float) -> None:
     """Count a request that has ended."""
     metrics.requests.add(1, endpoint, str(status))
-    metrics.request_seconds.observe(context.timing.total / 1e3, endpoint)
+    metrics.request_seconds.observe(milliseconds / 1e3, endpoint)
     _observe_stages(metrics, context.timing, context.caller)
     if context.error:
         metrics.errors.add(1, context.error)
@@ -41,7 +41,8 @@ def count_request(metrics: Metrics, context: RequestContext, endpoint: str, stat
 
 
 def _observe_stages(metrics: Metrics, timing: Timing, caller: Caller) -> None:
-    for stage, milliseconds in timing.stages.copy().items():  # a thread may still record a stage
-        metrics.stage_seconds.observe(milliseconds / 1e3, stage)
-        if stage in WAITS:
-            metrics.queue_seconds.observe(milliseconds / 1e3, stage, metrics.caller_label(caller.name))
+    stages = timing.stages.copy()  # a thread may still record a stage
+    metrics.stage_seconds.observe_all([(milliseconds / 1e3, (stage,)) for stage, milliseconds in stages.items()])
+    if waits := stages.keys() & WAITS:
+        label = metrics.caller_label(caller.name)
+        metrics.queue_seconds.observe_all([(stages[stage] / 1e3, (stage, label)) for stage in waits])
