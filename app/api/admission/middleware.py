@@ -260,9 +260,8 @@ class DispatchMiddleware:
         if isinstance(target.handler, ModelRoute) and scope["method"] == HttpMethod.POST:
             context = context_of(scope)
             context.has_model_route = True
-            stream = header_of(scope, b"x-stream") if target.handler.has_streams else ""
-            if stream and self._worker.catalog.own(path_values.get("model", "")) is None:  # not of a cascade
-                context.stream = stream
+            if (target.handler.takes, target.handler.scope) == ("image", "detect"):
+                context.stream = header_of(scope, b"x-stream")
             note_key(scope, target.handler, self._worker.keys)
             if self._worker.keys is None or context.scopes is not None:  # without a valid key, reveal nothing about a model
                 model = guards.note_model(scope, target.handler, path_values, self._worker)
