@@ -13,7 +13,7 @@ from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import SEPARATOR, WorkerTable
 
 # There is no notification of what happens in other workers. One that has not looked for so long hangs, and does not count.
-_POLL_SECONDS, _HUNG_SECONDS = 0.005, 0.25
+_POLL_SECONDS, _HUNG_SECONDS = 0.005, 1
 # A caller may have as many waiting frames in a worker as are still free of so many.
 _MAX_WAITING = 256
 # Each has three of the shared cells: the key of a stream, when its newest frame began, and the turn of this frame.
