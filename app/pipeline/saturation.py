@@ -24,7 +24,7 @@ def sample(
         metrics.refused_files.set(int(file in last_valid.refused), file)
     for model, queue in admission.queues.items():
         metrics.model_active.set(queue.own, model)
-        metrics.model_waiting.set(queue.waiting + len(admission.stream_queues.get(model, ())), model)
+        metrics.model_waiting.set(queue.waiting + len(queue.frames), model)
         metrics.model_limit.set(int(queue.limit), model)
     for model, images in admission.waiting_batch_images().items():
         metrics.model_waiting_batch_images.set(images, model)

@@ -15,7 +15,7 @@ from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.fairness import ANYBODY, Caller, CallerCounts
 from app.resilience.memory import MemoryBudget, Reservation
-from app.resilience.model_queue import ModelQueue, Permit
+from app.resilience.model_queue import Permit
 from app.resilience.streams import StreamQueue
 from app.resilience.uploads import AnonymousUploads, Upload
 from app.resilience.worker_table import WorkerTable
@@ -58,19 +58,14 @@ class Admission:
         self._uploads = CallerCounts(table, "uploads", capacity.max_uploads)
         self.upload_memory = MemoryBudget(table, "upload memory", capacity.upload_bytes)
         self.anonymous_uploads = AnonymousUploads(table, capacity.anonymous_bytes)
-        self.queues: dict[str, ModelQueue] = {}
+        self.queues: dict[str, StreamQueue] = {}
         """Queues by name of the model."""
         self.batch_memory = MemoryBudget(table, "batch memory", int(capacity.memory_bytes * _BATCH_PART))
         self._batch_queues: dict[tuple[str, str], BatchQueue] = {}
         """Batch queues by name of the model and caller."""
-        self.stream_queues: dict[str, StreamQueue] = {}
-        """Queues of the frames of streams by name of the model."""
 
     def check(self, model: str, caller: Caller = ANYBODY, *, is_batch: bool = False, is_frame: bool = False) -> None:
-        """Reject a request for a model before its body is received, if the gateway is full; raises as `ModelQueue.check`.
-
-        A frame of a stream may wait for its turn as long as there is memory for it.
-        """
+        """Reject a request for a model before its body is received, if the gateway is full, as `ModelQueue.check`; frames wait."""
         if not self._uploads.has_room(caller, 1):
             raise GatewayFull("too many request bodies are being received", "uploads")
         for budget in (self.upload_memory, self.memory, *((self.batch_memory,) if is_batch else ())):
@@ -101,7 +96,7 @@ class Admission:
         is_later_step: bool = False,
     ) -> Permit:
         """Admit a request for an existing model, whose body is complete, or a later step of one. The permit gets its memory."""
-        queue = self.queues.get(model) or self._queue(model, parallel_images)
+        queue = self.queues.get(model) or self.queue(model, parallel_images)
         permit = await (queue.admit_later_step if is_later_step else queue.admit)(caller, deadline)
         memory.move_to(permit)
         return permit
@@ -110,17 +105,9 @@ class Admission:
         """Return the queue in which a caller's images of batches wait for their turn; arguments as for `admit`."""
         batches = self._batch_queues.get((model, caller.name))
         if batches is None or batches.caller != caller:  # new, or the shares have changed
-            queue = self._queue(model, parallel_images)
+            queue = self.queue(model, parallel_images)
             batches = self._batch_queues[model, caller.name] = BatchQueue(queue, caller)
         return batches
-
-    def stream_queue(self, model: str, parallel_images: int) -> StreamQueue:
-        """Return the queue in which frames of streams wait for their turn; arguments as for `admit`."""
-        frames = self.stream_queues.get(model)
-        if frames is None:
-            frames = self.stream_queues[model] = StreamQueue(self._queue(model, parallel_images), self._table, model)
-        frames.parallel_images = parallel_images
-        return frames
 
     def reserve_for_batch(self, caller: Caller, purpose: str) -> Reservation:
         """Return an empty reservation for encoded images of a caller's batch; `purpose` appears in errors."""
@@ -145,7 +132,7 @@ class Admission:
 
     def limit(self, model: str, parallel_images: int) -> int:
         """Return the current limit of requests in progress at a model; arguments as for `admit`."""
-        return int(self._queue(model, parallel_images).limit)
+        return int(self.queue(model, parallel_images).limit)
 
     def limits(self) -> dict[str, int]:
         """Return the current limit of requests in progress, by model."""
@@ -157,11 +144,12 @@ class Admission:
         for queue in self.queues.values():
             queue.refresh()
 
-    def _queue(self, model: str, parallel_images: int) -> ModelQueue:
+    def queue(self, model: str, parallel_images: int) -> StreamQueue:
+        """Return the queue of a model; arguments as for `admit`."""
         queue = self.queues.get(model)
         if queue is None:
             ceiling = self._capacity.max_requests or max(_MAX_REQUESTS, 2 * parallel_images)
-            queue = self.queues[model] = ModelQueue(
+            queue = self.queues[model] = StreamQueue(
                 self._table, model, ceiling, self._capacity.target_seconds, partial(self._is_silent, model)
             )
         return queue

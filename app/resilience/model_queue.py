@@ -202,15 +202,6 @@ class ModelQueue:
         """Return the counts of the images of batches that are in progress, and of those that wait, in its pool."""
         return self._counts("batch images", caller.pool), self._counts("waiting batch images", caller.pool)
 
-    def frame_counts(self) -> CallerCounts:
-        """Return the counts of the frames of streams that are in progress."""
-        return self._counts("frames of streams", "")
-
-    def single_requests(self, caller: Caller) -> int:
-        """Return how many requests of a caller are in progress, without images of batches and frames of streams."""
-        others = (self.batch_counts(caller)[0], self.frame_counts())
-        return self._part(caller).counts.of(caller) - sum(counts.of(caller) for counts in others)
-
     def _counts(self, resource: str, pool: str) -> CallerCounts:
         key = SEPARATOR.join((resource, self._model, pool))
         counts = self._pools.get(key)

@@ -167,12 +167,14 @@ class WorkerTable(TableView):
     def __init__(self, *, is_follower: bool = False) -> None:
         """Take a free row of the host's table. A follower, which searches for workers, is never the first, and counts as none."""
         super().__init__()
-        self._row = next((row for row in range(_KEYS + 1, _ROWS) if self._lock(row)), -1)
+        self._row = next((row for row in range(_KEYS + 1, _ROWS - 1) if self._lock(row)), -1)
         if self._row < 0:
             raise OSError("there are more workers than rows in their table")
         self._own = self._row * _COLUMNS
         self.cells = self._cells[self._own : self._own + _COLUMNS]
         """This worker's cells, by column."""
+        self.shared = self._cells[(_ROWS - 1) * _COLUMNS : _ROWS * _COLUMNS]
+        """The last row, which is no worker's: cells that all of them write."""
         self._aliases: dict[str, int] = {}
         """Number of the alias of each name that this worker uses."""
         with self._locked():
@@ -234,10 +236,6 @@ class WorkerTable(TableView):
             self.refresh()
         return [cells[row + column] for column in columns for row in self._living]
 
-    def of_row(self, row: int, *columns: int) -> list[int]:
-        """Return cells of one worker."""
-        return [self._cells[row * _COLUMNS + column] for column in columns]
-
     def rows(self) -> list[int]:
         """Return the row numbers of all living workers, in the order of `values`."""
         return [row // _COLUMNS for row in self._living]
@@ -276,6 +274,7 @@ class WorkerTable(TableView):
     def close(self) -> None:
         """Release the row. Later changes have no effect."""
         released, self.cells = self.cells, memoryview(bytearray(_COLUMNS * _CELL_BYTES)).cast("q")  # a thread may still count
+        self.shared = self.cells
         released.release()
         super().close()
         self._own, self._living, self._first, self.workers, self._cells = 0, [0], 0, 1, self.cells

@@ -15,7 +15,7 @@ from bench.load.target import Target, local_target
 from bench.report.progress import say
 from bench.report.text import number, responses, table
 
-MODELS = ("wait_20", "sim_gpu_batch1")
+MODELS = ("wait_20", "wait_50_batch8", "sim_gpu", "sim_gpu_batch1")
 CALLS, MOST = 2, 1.1
 """A frame may be older than the interval, and a single request later than alone, by so many calls; the best camera gets at most so
 many times the answers of the worst one."""
@@ -49,6 +49,7 @@ def add_to(commands: Commands) -> None:
     command.add_argument("--model", choices=MODELS, default="wait_20", help="model to use")
     command.add_argument("--cameras", type=count, default=16, help="number of cameras, all of one caller")
     command.add_argument("--rate", type=positive, default=5.0, help="frames of each camera per second")
+    command.add_argument("--reconnect", action="store_true", help="send each frame over a connection of its own")
     add_shared(command, seconds=60.0, workers=2)
     command.set_defaults(run=run)
 
@@ -85,6 +86,8 @@ async def _load(target: Target, samples: Sequence[Sample], seconds: float, optio
 
     async def film(number: int) -> Outcome:
         await asyncio.sleep(number / options.cameras / options.rate)
-        return await _driver(target._replace(stream=f"camera-{number}"), samples, seconds).constant(options.rate)
+        driver = _driver(target._replace(stream=f"camera-{number}"), samples, seconds)
+        driver.keeps_connections = not options.reconnect
+        return await driver.constant(options.rate)
 
     return await asyncio.gather(_driver(target, samples, seconds).constant(_SINGLE_RATE), *map(film, range(options.cameras)))

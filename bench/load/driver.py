@@ -48,6 +48,8 @@ class Driver:
 
     counts_unfinished = True
     """Whether requests in progress at the end are errors."""
+    keeps_connections = True
+    """Whether a connection is used again; otherwise each request has one of its own."""
     bytes_per_second = 0
     """Speed of each upload; 0 for no limit."""
 
@@ -194,7 +196,9 @@ class Driver:
             return None
         del self._pending[number]
         self._tally.answered(number, since, response.status, response.body, response.timing)
-        if not connection.transport.is_closing():
+        if not self.keeps_connections:
+            connection.transport.close()
+        elif not connection.transport.is_closing():
             self._idle[connection] = None
         return response
 

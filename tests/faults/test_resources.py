@@ -244,27 +244,26 @@ async def test_callers_with_a_key_are_served_while_others_hold_connections_and_b
 
 @pytest.mark.system
 async def test_newer_frame_takes_the_place_of_one_that_waits(triton: Triton, tmp_path: Path) -> None:
-    """A single request holds the one place at the model. Connections are not kept, so any worker may get the next frame."""
+    """A single request and other frames fill two batches. Connections are not kept, so any worker may get the next frame."""
     client = httpx.AsyncClient(timeout=PATIENCE_SECONDS, limits=httpx.Limits(max_keepalive_connections=0))
-    settings = {"model": "faulty", "max_requests": 1, "timeout_seconds": PATIENCE_SECONDS}
-    with gateway_to(triton, tmp_path, **settings) as gateway, unharmed(gateway):
+    with gateway_to(triton, tmp_path, model="faulty", timeout_seconds=PATIENCE_SECONDS) as gateway, unharmed(gateway):
         async with client:
             client.base_url = httpx.URL(gateway.url)
 
             def send(stream: str, path: str = "/detect", **content: Any) -> asyncio.Task[httpx.Response]:  # noqa: ANN401
                 return asyncio.create_task(client.post(path, headers={"X-Stream": stream}, **(content or {"content": _CAT})))
 
-            def are(waiting: int, active: int = 1) -> bool:
+            def are(waiting: int, active: int = 16) -> bool:
                 found = read_samples(httpx.get(f"{gateway.url}/metrics").text)
-                return [found.get(f'api_model_{kind}_requests{{model="faulty"}}', 0) for kind in ("waiting", "active")] == [
-                    waiting,
-                    active,
-                ]
+                counts = [found.get(f'api_model_{kind}_requests{{model="faulty"}}', 0) for kind in ("waiting", "active")]
+                return counts == [waiting, active]
 
             assert (await send("a name")).json()["code"] == "invalid_parameter"
             assert (await send("a name", "/ingest")).json()["code"] != "invalid_parameter"  # ignores the header
             async with models.faulty(triton.repository, "hang"):
                 single = send("")  # no stream
+                await until(lambda: are(0, 1))
+                others = [send(f"{number}") for number in range(15)]
                 await until(lambda: are(0))
                 left, yard, newest = send("gate"), send("yard"), send("door")
                 await until(lambda: are(3))
@@ -273,7 +272,8 @@ async def test_newer_frame_takes_the_place_of_one_that_waits(triton: Triton, tmp
                     await until(lambda: are(2))
                     older, newest = newest, send("door", path, **content)
                     assert (await older).status_code == 409
-            assert [(await answer).status_code for answer in (single, yard, newest)] == [200] * 3
+            assert {(await answer).status_code for answer in (single, *others, yard, newest)} == {200}
             await until(lambda: are(0, 0))
             found = await scrape(client)
             assert (found['api_errors_total{code="superseded"}'], found['api_reserved_bytes{purpose="images"}']) == (4, 0)
+            assert found['api_inference_batch_size_count{model="faulty"}'] < found['api_inference_batch_size_sum{model="faulty"}']

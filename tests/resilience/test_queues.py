@@ -243,10 +243,10 @@ class Cameras(Machine):
     TIMED = tuple(f"app.resilience.{name}" for name in ("streams", "model_queue", "rounds", "concurrency", "deadline"))
     free_at = 0.0
 
-    async def ask(self, lines: tuple[ModelQueue, StreamQueue], caller: Caller, stream: str) -> None:
-        began, (queue, frames), deadline = self.clock.now, lines, Deadline.after(60)
+    async def ask(self, queue: StreamQueue, caller: Caller, stream: str) -> None:
+        began, deadline = self.clock.now, Deadline.after(60)
         try:
-            permit = await (frames.admit(caller, stream, 0.0, deadline) if stream else queue.admit(caller, deadline))
+            permit = await (queue.admit_frame(caller, stream, 0.0, deadline, 1) if stream else queue.admit(caller, deadline))
         except Superseded:
             return
         with permit:
@@ -257,8 +257,11 @@ class Cameras(Machine):
 
     @rule(seed=st.integers(0, 99), callers=st.sampled_from([1, 2, CAMERAS]), is_by_camera=st.booleans())
     def film(self, seed: int, callers: int, is_by_camera: bool) -> None:  # noqa: FBT001 - hypothesis names it
-        queues = [(table, ModelQueue(table, "tiny", 128, target_seconds=2.5)) for table in self.open_tables(2)]
-        lines = [(queue, StreamQueue(queue, table, "tiny")) for table, queue in queues]
+        *lines, hung = [StreamQueue(table, "tiny", 128, 2.5, lambda: False) for table in self.open_tables(3)]
+        other, deadline = asyncio.new_event_loop(), Deadline.after(60)
+        frames = [other.create_task(hung.admit_frame(Caller("caller 0"), str(n), 0.0, deadline, 1)) for n in range(3)]
+        other.run_until_complete(asyncio.wait(frames, return_when=asyncio.FIRST_COMPLETED))  # two are in progress, one is next
+        self.skip(1.01)
         chance, start = random.Random(seed), self.clock.now  # noqa: S311 - reproducible
         due = {"": start} | {f"camera {number}": start + chance.uniform(0, INTERVAL) for number in range(CAMERAS)}
         self.took: dict[str, list[float]] = {stream: [] for stream in due}
@@ -274,7 +277,9 @@ class Cameras(Machine):
         while not all(task.done() for task in tasks):  # no newer frames come
             self.skip(STEP)
 
-        assert not any(queue.in_progress or len(frames) for queue, frames in lines)
+        assert not any(queue.own or queue.frames for queue in lines)
+        other.run_until_complete(_end(frames))
+        other.close()
         numbers = [*map(len, cameras)]
         assert max(numbers) <= 1.1 * min(numbers) + 1
         assert sum(numbers) + len(single) >= SECONDS / CALL - 2  # the model was never idle
@@ -283,30 +288,37 @@ class Cameras(Machine):
         assert max(single) <= CALL + 2 * CALL + 2 * STEP
 
 
+async def _end(frames: Sequence[Task[Permit]]) -> None:
+    for frame in frames:
+        frame.result().release() if frame.done() else frame.cancel()
+    await asyncio.wait(frames)
+
+
 def test_cameras_get_equal_numbers_of_fresh_answers() -> None:
     check(Cameras, runs=3, steps=1)
 
 
 async def test_waiting_frames_are_bounded_and_leave_room_for_other_callers(open_table: OpenTable) -> None:
-    """Those that wait behind single requests of their caller hold back no other one."""
-    tables, silent = [open_table(), open_table()], list[bool]()
-    queues = [ModelQueue(table, "tiny", 128, 2.5, lambda: bool(silent)) for table in tables]
-    lines = [StreamQueue(queue, table, "tiny") for queue, table in zip(queues, tables, strict=True)]
+    """Those of a caller whose single requests use the whole limit hold back no other one."""
+    silent = list[bool]()
+    lines = [StreamQueue(open_table(), "tiny", 128, 2.5, lambda: bool(silent)) for _ in range(2)]
     many, other, deadline = Caller("many"), Caller("other"), Deadline.after(60)
-    held = [await queues[0].admit(many, deadline) for _ in range(6)]
-    held.append(await lines[0].admit(many, "first", 0.0, deadline))
-    waiting = [asyncio.create_task(lines[0].admit(many, f"{number}", 0.0, deadline)) for number in range(200)]
-    newer = asyncio.create_task(lines[1].admit(many, "0", -1.0, deadline))
+    held = [await lines[0].admit(many, deadline) for _ in range(int(lines[0].limit))]
+    waiting = [asyncio.create_task(lines[0].admit_frame(many, f"{number}", 0.0, deadline, 1)) for number in range(200)]
+    newer = asyncio.create_task(lines[1].admit_frame(many, "0", -1.0, deadline, 1))
     with pytest.raises(Superseded):
         await waiting[0]
     assert {type(task.exception()) for task in waiting[1:] if task.done()} == {GatewayFull}
-    assert len(lines[0]) == 127
-    held.append(await lines[1].admit(other, "door", 0.0, deadline))
+    assert len(lines[0].frames) == 127
+    held.append(await lines[1].admit_frame(other, "door", 0.0, deadline, 1))
+    with pytest.raises(Superseded):
+        await lines[1].admit_frame(many, "0", 0.0, deadline, 1)  # its body took longer
     with pytest.raises(TurnMissed):
-        await lines[1].admit(other, "yard", 0.0, Deadline.after(0))
+        await lines[1].admit_frame(many, "yard", 0.0, Deadline.after(0), 1)
+    held.append(await lines[1].admit_frame(other, "yard", 0.0, deadline, 1))
     silent.append(True)
     with pytest.raises(CircuitOpen):
-        await lines[1].admit(other, "yard", 0.0, deadline)
+        await lines[1].admit_frame(other, "gate", 0.0, deadline, 1)
     for task in (newer, *waiting):
         task.cancel()
     await asyncio.gather(newer, *waiting, return_exceptions=True)

@@ -5,8 +5,7 @@ If several checks fail, the response reports the first in this order:
     400  the framing is wrong                                           `check_framing`
     404  no route has the path; 405 for the method                      Litestar
     401  no API key, or a wrong one; 403 if it lacks the scope          `guard_key`
-    415  the declared encoding, or type of a batch; 413 the length,     `guard_payload`
-         400 the name of a stream
+    415  the declared encoding, or type of a batch; 413 the length      `guard_payload`
     503  the model's circuit is open                                    `guard_circuit`
     429  the gateway is full                                            `check_capacity`
 

@@ -261,9 +261,8 @@ class DispatchMiddleware:
         if isinstance(target.handler, ModelRoute) and scope["method"] == HttpMethod.POST:
             context = context_of(scope)
             context.has_model_route = True
-            stream = context.headers.get(b"x-stream", b"").decode("latin-1") if target.handler.has_streams else ""
-            if stream and self._worker.catalog.own(path_values.get("model", "")) is None:  # not of a cascade
-                context.stream = stream
+            if (target.handler.takes, target.handler.scope) == ("image", "detect"):
+                context.stream = context.headers.get(b"x-stream", b"").decode("latin-1")
             if self._worker.keys is not None:
                 note_key(scope, target.handler, self._worker.keys)
             if self._worker.keys is None or context.scopes is not None:  # without a valid key, reveal nothing about a model

@@ -110,13 +110,8 @@ def describe_form(fields: dict[str, Schema], required: list[str] | None = None) 
     return OpenAPIMediaType(schema=Schema(type=OpenAPIType.OBJECT, properties={**fields}, required=required))
 
 
-STREAM = Parameter(
-    name="X-Stream",
-    param_in="header",
-    schema=Schema(type=OpenAPIType.STRING, pattern=STREAM_PATTERN),
-    description="Name of a camera: a newer image of the same name takes the place of one that waits, whose request gets 409.",
-    required=False,
-)
+_STREAM = "Name of a camera: a newer image of the same name takes the place of one that waits, whose request gets 409."
+STREAM = Parameter("X-Stream", "header", Schema(type=OpenAPIType.STRING, pattern=STREAM_PATTERN), _STREAM, required=False)
 
 DescribeBody = Callable[[dict[str, Schema]], RequestBody]
 
