@@ -16,9 +16,7 @@ from uuid import NAMESPACE_URL, uuid5
 import msgspec
 import structlog
 
-from app.errors import DeadlinePassed, GatewayError, IndexRefused, InferenceFailed, InvalidParameter, SearchUnavailable
-from app.model.heads import EmbeddingHead
-from app.model.reference import refer_to
+from app.errors import DeadlinePassed, GatewayError, IndexRefused, InferenceFailed, SearchUnavailable
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import LOW, Caller
@@ -163,7 +161,7 @@ class _Work:
                 is_gone = failure.code == "gone"
                 counts.update({"unreadable": 1, failure.why: 1} if is_gone else {"errors": 1, f"error:{failure.code}": 1})
                 if (named := name(item)) is not None:
-                    failures.append(failure._replace(name=named))
+                    failures.append(msgspec.structs.replace(failure, name=named))
                 else:
                     LOG.warning("an image of another tenant was not described", job=job.job_id, image=item, why=failure.why)
 
@@ -283,17 +281,3 @@ class _Work:
                 raise _TurnOverError
             await asyncio.sleep(min(0.1 * 2 ** min(attempt, 9), _PAUSE_SECONDS))
         raise AssertionError
-
-
-async def begin_reindex(search: Search, tenant: str, family: Family, allow_missing: int, call: CallContext) -> Job:
-    """Begin to keep vectors of the newest default model; return the job that makes them, or raise InvalidParameter."""
-    active, following = await search.engine.models(family)
-    spec = await search.newest_model(family, call)
-    reference = refer_to(spec.name, spec.version)
-    if active in {None, reference}:
-        why = "it has no vectors yet" if active is None else f"its vectors are those of {active} already, the default model"
-        cure = f"DELETE /search/reindex/{family} gives up the change to {following}" if following else "there is nothing to do"
-        raise InvalidParameter(f"family: {why}; {cure}")
-    options = msgspec.to_builtins(ReindexOptions(family, reference, allow_missing))
-    folders = await search.files.identify([*map(str, search.options.folders)])
-    return await search.engine.begin_reindex(tenant, reference, spec.expect_head(EmbeddingHead).dimensions, options, folders)

@@ -144,9 +144,9 @@ async def _describe_faces(
     """A picture of a person is kept once, and apart from the same one that is indexed."""
     name = wanted.name if isinstance(wanted, _UserParameters) else ""
     digest = blake2b(await hash_content(image), digest_size=32, key=blake2b(name.encode()).digest()).digest()
-    new = NewImage(image_id=f"{REGISTERED}{digest.hex()[:32]}", content_hash=digest, width=0, height=0)
-    described = await search_of(worker).describe(new, image, call, Parts(objects=False, text=False, vectors=False))
-    for reason in described.errors.values():
+    new = NewImage(image_id=f"{REGISTERED}{digest.hex()[:32]}", content_hash=digest)
+    await search_of(worker).describe(new, image, call, Parts(objects=False, text=False, vectors=False))
+    for reason in new.errors.values():
         raise UnsupportedModel(reason)
     return new
 

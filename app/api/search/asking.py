@@ -166,7 +166,7 @@ def describe_text(fields: dict[str, Schema]) -> RequestBody:
     return RequestBody(required=False, content={JSON: describe_form(fields)})
 
 
-def search_of(worker: WorkerResources) -> Search:
+def search_of(worker: Worker) -> Search:
     """Return the search of a worker of this process."""
     return cast("Search", worker.search)
 

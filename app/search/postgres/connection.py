@@ -76,11 +76,6 @@ class Database:
         self._pool: Any = None
         self._opening = asyncio.Lock()
 
-    async def open(self) -> None:
-        """Connect, and bring the schema up to date."""
-        with unavailable():
-            await self._ready()
-
     async def close(self) -> None:
         """Give back everything."""
         if self._pool is not None:

@@ -11,6 +11,8 @@ from app.search.postgres.connection import VECTORS_LOCK, Connection, Database, l
 from app.search.postgres.migrations import refuse_damage
 from app.search.postgres.values import check_vector
 
+MAX_LISTED = 1000
+"""So many images of a group, or with faces like one, are listed."""
 _MAX_DIMENSIONS, _MAX_SINGLE = 4000, 1000
 """HNSW indexes of pgvector go up to this with half precision. Single precision is for vectors of which two fit into a page."""
 
