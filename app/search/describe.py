@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import or_
 from pathlib import Path
@@ -81,19 +80,13 @@ class SearchOptions(NamedTuple):
     """That this worker may have to the database."""
 
 
-@dataclass
-class Describer:
+class Describer(Database):
     """Describes images by the models whose vectors are searched, or by the default ones as long as there are none."""
 
-    database: Database
-    pipeline: Pipeline
-    catalog: Catalog
-    metrics: Metrics
-    options: SearchOptions
-
-    def __post_init__(self) -> None:
-        self.engine = self.database.engine
-        self.files = Files(self.options.folders, self.options.excluded, self.options.max_image_bytes)
+    def __init__(self, options: SearchOptions, pipeline: Pipeline, catalog: Catalog, metrics: Metrics) -> None:
+        super().__init__(options.database_url, options.connections, metrics)
+        self.options, self.pipeline, self.catalog = options, pipeline, catalog
+        self.files = Files(options.folders, options.excluded, options.max_image_bytes)
 
     async def image_vector(self, image: bytes, call: CallContext) -> Vector:
         """Return the vector of a whole image; errors are those of `Pipeline.run`."""
@@ -101,7 +94,7 @@ class Describer:
 
     async def among_images(self, text: Embedding, call: CallContext) -> Vector:
         """Return the vector of a text as one of the images' model; raise UnsupportedModel if they cannot be compared."""
-        if (active := await self.database.active_model("image", call)) is None:
+        if (active := await self.active_model("image", call)) is None:
             return Vector(text.vector, "")
         dimensions = (await self._spec(active, call)).expect_head(EmbeddingHead).dimensions
         if dimensions != len(text.vector):
@@ -192,7 +185,7 @@ class Describer:
         return await self._spec(self._default_model(family), call)
 
     async def _model(self, family: Family, call: CallContext) -> str:
-        return await self.database.active_model(family, call) or self._default_model(family)
+        return await self.active_model(family, call) or self._default_model(family)
 
     def _default_model(self, family: Family) -> str:
         if family == "face":
@@ -222,8 +215,7 @@ class Describer:
     async def _of_models(self, cascade: Cascade, call: CallContext, *, has_next: bool = False) -> Cascade:
         # With `has_next`, the models to which search changes get steps of their own.
         steps, named = dict(cascade.steps), {name: _FAMILIES[name] for name in cascade.steps if name in _FAMILIES}
-        async with self.database.asking(call) as engine:
-            used = {family: await engine.models(family) for family in {*named.values()}}
+        used = {family: await self.asking(call).models(family) for family in {*named.values()}}
         for name, family in named.items():
             step, models = cascade.steps[name], used[family]
             steps[name] = msgspec.structs.replace(step, model=models.active or step.model)

@@ -18,7 +18,6 @@ PART_OF: Mapping[Family, str] = {"image": "embedding", "face": "face_embeddings"
 """The part of an image, in its states, whose vectors are of a family."""
 FAMILY: Mapping[VectorIndex, Family] = {"global": "image", "vehicles": "image", "people": "image", "faces": "face"}
 
-
 States = Mapping[str, Mapping[str, str]]
 """By part, as far as it was wanted: `state` (`there`, `none`: nothing was found, `left_out`), and `model`, or `why`."""
 
@@ -117,7 +116,7 @@ class Added(NamedTuple):
 
     status: Literal["added", "replaced", "completed", "duplicate"]
     """`replaced`: there was one with its id, but other content; `completed`: this one, without some of its parts."""
-    indexed: Mapping[Index, int]
+    indexed: Mapping[str, int]
     duplicate: Duplicate | None = None
     """For `duplicate` the image that has the same content; otherwise the nearest one, if that is near enough."""
     updated: Sequence[str] = ()

@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -12,12 +11,14 @@ from app.cascade.catalog import Catalog
 from app.errors import GatewayError
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
-from app.search.database import Database
 from app.search.describe import ALL, Describer, Parts, SearchOptions, is_kept
-from app.search.engine import PART_OF, Added, Family, Known, NewImage
-from app.search.postgres.engine import PostgresEngine
+from app.search.engine import EVERYTHING, PART_OF, Added, FacePart, Family, Filter, Hit, Known, NewImage, Page
 from app.telemetry.metrics import Metrics
 
+REGISTERED = "deepstack-face-"
+"""With what the ids of pictures begin that were sent to register a face."""
+LEAST_QUALITY = 0.15
+"""Below it, faces are not told apart: see docs/how-to/faces.md."""
 # Hashing a larger file may take a millisecond or more.
 _LARGE_BYTES = 1 << 20
 
@@ -45,26 +46,18 @@ class Ingested(NamedTuple):
         counts = Counter(duplicates=int(is_duplicate), processed=int(not is_duplicate), near_duplicates=int(is_near))
         counts.update(completed=int(is_completed), updated=int(bool(self.added.updated)))
         counts.update(f"left_out:{part}" for part in self.image.errors)
-        counts.update({str(name): number for name, number in self.added.indexed.items()})
+        counts.update(self.added.indexed)
         counts["ocr"] = min(1, counts["ocr"])
         return counts
 
 
-@dataclass
 class Search(Describer):
     """Search, in one worker."""
 
-    new_job: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there is a job, which is begun at once."""
-
-    async def why_unusable(self) -> str | None:
-        """Return why the database cannot be asked; None if it can."""
-        return await self.database.why_unusable()
-
-    @property
-    def is_read_only(self) -> bool:
-        """Whether the database took no images when `why_unusable` last asked it."""
-        return self.database.is_read_only
+    def __init__(self, options: SearchOptions, pipeline: Pipeline, catalog: Catalog, metrics: Metrics) -> None:
+        super().__init__(options, pipeline, catalog, metrics)
+        self.new_job = asyncio.Event()
+        """Set when there is a job, which is begun at once."""
 
     async def ingest(  # noqa: PLR0913 - what is told of an image
         self,
@@ -88,16 +81,14 @@ class Search(Describer):
     async def _ingest(  # noqa: PLR0913 - what is told of an image
         self, tenant: str, new: NewImage, image: bytes, call: CallContext, options: IngestOptions, *, has_id: bool
     ) -> Ingested | None:
-        async with self.database.asking(call) as engine:
-            known = await engine.find_content(tenant, new.content_hash, new.image_id, others=options.skips_duplicates)
+        known = await self.asking(call).find_content(tenant, new.content_hash, new.image_id, others=options.skips_duplicates)
         if known is None:
             parts = options.parts
         else:
             twin, is_other = known.duplicate, has_id and known.duplicate.image_id != new.image_id
             # An image under another id has moved if its file is not in its place any more; otherwise, this one is a copy.
             if is_other and new.path and await self.files.has_moved(twin.path, image):
-                async with self.database.asking(call) as engine:
-                    await engine.rename(tenant, new.content_hash, twin.image_id, new.image_id)
+                await self.asking(call).rename(tenant, new.content_hash, twin.image_id, new.image_id)
                 return None
             parts = await self.to_complete(options.parts, known.states, call)
         with self.pipeline.admission.memory.reserve(call.caller) as memory:  # also while the database is slow
@@ -118,16 +109,30 @@ class Search(Describer):
             if not new.states or not all(is_kept(new.states, part) for part in kept):
                 updated: Sequence[str] | None = ()
                 if new.path or new.metadata:
-                    async with self.database.asking(call) as engine:
-                        updated = await engine.update(tenant, twin.image_id, new.content_hash, new.path, new.metadata)
+                    updated = await self.asking(call).update(tenant, twin.image_id, new.content_hash, new.path, new.metadata)
                 if not has_id:
                     new.image_id = twin.image_id
                 return None if updated is None else Ingested(new, Added("duplicate", {}, twin, updated))
             new.image_id = twin.image_id
         chosen: Any = {"skip_duplicates": options.skips_duplicates, "near": options.near, "completes": known and known.states}
-        async with self.database.asking(call) as engine:
-            added = await engine.add(tenant, new, **chosen)
+        added = await self.asking(call).add(tenant, new, **chosen)
         return None if added.status == "duplicate" else Ingested(new, added)
+
+    async def find_names(
+        self, tenant: str, faces: Sequence[FacePart], least: float, call: CallContext, where: Filter = EVERYTHING
+    ) -> list[Hit | None]:
+        """Return for each face the nearest registered one, whose name it gets; None below the cosine `least` or `LEAST_QUALITY`."""
+        # Of two faces that are nearest to the same name, the more similar one gets it.
+        where, nearest = where._replace(is_registered=True), list[Hit | None]()
+        for face in faces:
+            hits: Sequence[Hit] = ()
+            if face.vectors and face.quality >= LEAST_QUALITY:
+                hits = await self.asking(call).nearest(tenant, "faces", face.vectors[0], Page(1), min_score=least, where=where)
+            nearest.append(next(iter(hits), None))
+        best = dict[str | None, Hit]()
+        for hit in sorted(filter(None, nearest), key=lambda hit: -hit.score):
+            best.setdefault(hit.name, hit)
+        return [hit if hit is not None and best[hit.name] is hit else None for hit in nearest]
 
     async def _make_up_all(self, tenant: str, known: Known, image: bytes, call: CallContext) -> dict[str, str]:
         # Return which parts could not be made up, and why: a new model that fails or hangs keeps nothing else from an image.
@@ -162,13 +167,11 @@ async def open_search(options: SearchOptions, pipeline: Pipeline, catalog: Catal
     """Open search; without its database it opens, too, and answers as soon as that can be reached."""
     from app.search.jobs import run_jobs  # noqa: PLC0415 - it uses this module
 
-    engine = PostgresEngine(options.database_url, options.connections)
-    checking = PostgresEngine(options.database_url, 1)  # a connection of its own: all others may be in use
-    search = Search(Database(engine, checking, metrics, options.connections), pipeline, catalog, metrics, options)
+    search = Search(options, pipeline, catalog, metrics)
     working = asyncio.create_task(run_jobs(search))
     try:
         yield search
     finally:
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
-        await asyncio.gather(engine.close(), checking.close())
+        await search.close()

@@ -271,9 +271,7 @@ async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch
             index = own.image_index
             return await search.ingest(context.tenant, image, ids[index], own, wanted.options, path=paths[index])
 
-        totals = Counter[str]()
-
-        kept_as: list[str | None] = [None] * images
+        totals, kept_as = Counter[str](), dict[int, str]()
 
         async def keep(index: int, found: Ingested) -> tuple[NearDuplicate | None, DuplicateDetail | None]:
             totals.update(found.counts())
@@ -294,7 +292,7 @@ async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch
         duplicate_details=[duplicate for _, duplicate in kept if duplicate] or None,
         error_details=errors or None,
         near_duplicate_details=[near for near, _ in kept if near] or None,
-        image_ids=kept_as,
+        image_ids=[*map(kept_as.get, range(images))],
         **context.ending,
     )
     return JsonResponse(msgspec.json.encode(document), _CREATED if document.processed > document.completed else 200)

@@ -165,8 +165,7 @@ async def _begin_directory(search: Search, tenant: str, wanted: _DirectoryParame
     folder = str(await search.files.allowed(wanted.directory))
     options = DirectoryOptions(folder, wanted.recursive, wanted.max_images, wanted.options)
     folders = await search.files.identify([folder])
-    async with search.database.asking(call) as engine:
-        return await engine.add_job(tenant, "directory", msgspec.to_builtins(options), folders)
+    return await search.asking(call).add_job(tenant, "directory", msgspec.to_builtins(options), folders)
 
 
 async def _begin_reindex(search: Search, tenant: str, wanted: _ReindexParameters, call: CallContext) -> Job:

@@ -6,10 +6,10 @@ from typing import Any
 
 from app.errors import SearchUnavailable, UnknownRecord
 from app.search.engine import EVERYTHING, FAMILY, Filter, Found, Hit, Index, IndexStatistics, Page, TextPart, Vector, VectorIndex
-from app.search.postgres.connection import fetch_page
+from app.search.postgres.connection import MAX_LISTED, fetch_page
 from app.search.postgres.images import Images
 from app.search.postgres.values import check_metadata, check_text, folded, grams_of, jaccard, record, to_uuid
-from app.search.postgres.vectors import MAX_LISTED, active, nearest, tables
+from app.search.postgres.vectors import active, nearest, tables
 
 _MAX_QUERY = 500
 _SHARE_OF_GRAMS = 0.5
@@ -119,11 +119,7 @@ class Find(Images):
 
 
 def _where(where: Filter, first: int) -> tuple[str, list[object]]:
-    given = {
-        "metadata @>": check_metadata(where.metadata) or None,
-        "added_at >=": where.after,
-        "added_at <": where.before,
-    }
+    given = {"metadata @>": check_metadata(where.metadata) or None, "added_at >=": where.after, "added_at <": where.before}
     values = {left: value for left, value in given.items() if value is not None}
     return "".join(f" AND {left} ${number}" for number, left in enumerate(values, first)), list(values.values())
 

@@ -1,6 +1,5 @@
 """Images: added, read and deleted, each with all of its parts in one transaction."""
 
-from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,25 +8,10 @@ from uuid import UUID, uuid4
 import msgspec
 
 from app.errors import SearchUnavailable, UnknownRecord
-from app.search.engine import (
-    PART_OF,
-    Added,
-    Duplicate,
-    FacePart,
-    Family,
-    Index,
-    Known,
-    NewImage,
-    ObjectPart,
-    Page,
-    States,
-    StoredImage,
-    TextPart,
-    Vector,
-)
-from app.search.postgres.connection import Connection, lock
+from app.search.engine import Added, Duplicate, FacePart, Known, NewImage, ObjectPart, Page, States, StoredImage, TextPart, Vector
+from app.search.postgres.connection import MAX_LISTED, Connection, lock
 from app.search.postgres.values import check_metadata, check_text, folded, grams_of, record, to_uuid
-from app.search.postgres.vectors import MAX_LISTED, NewVectors, Table, Vectors, active, insert, lacking_of, nearest, tables
+from app.search.postgres.vectors import NewVectors, Table, Vectors, active, count, insert, lacking_of, nearest, states_of, tables
 
 _MAX_TEXT, _MAX_GRAMS = 100_000, 50_000
 _INSERT_PART = """
@@ -57,7 +41,7 @@ class Images(Vectors):
         """
         async with self._writing(tenant, [image]) as (connection, known):
             old = completes and await connection.fetchrow(f"SELECT * {_OF_CONTENT}", image.image_id, image.content_hash)
-            if old and await _states(connection, old) == completes:
+            if old and await states_of(connection, old) == completes:
                 image.path, image.metadata = image.path or old["path"], image.metadata or old["metadata"]
                 added = await _add(connection, known, image, near=None if old["group_id"] else near, old=old)
                 return added._replace(status="completed")
@@ -122,7 +106,7 @@ class Images(Vectors):
 
     @asynccontextmanager
     async def _writing(self, tenant: str, images: Sequence[NewImage]) -> AsyncIterator[tuple[Connection, Sequence[Table]]]:
-        vectors: dict[Family, Vector] = {}
+        vectors = dict[Any, Vector]()
         for image in images:
             _check(image)
             vectors.update(("image", vector) for vector in image.vectors)
@@ -132,7 +116,7 @@ class Images(Vectors):
         while True:
             async with self.as_tenant(tenant) as connection:
                 known = await tables(connection)
-                new = vectors.keys() - {table.family for table in known}
+                new = [family for family in vectors if family not in {table.family for table in known}]
                 if not new:
                     await lock(connection, *locks)  # whoever comes second sees what the first one has added
                     yield connection, known
@@ -145,7 +129,7 @@ class Images(Vectors):
         async with self.as_tenant(tenant) as connection:
             if (twin := await _find_content(connection, content_hash, image_id, others=others)) is None:
                 return None
-            return Known(Duplicate(*twin[:4]), await _states(connection, twin), await lacking_of(connection, twin["number"]))
+            return Known(Duplicate(*twin[:4]), await states_of(connection, twin), await lacking_of(connection, twin["number"]))
 
     async def rename(self, tenant: str, content_hash: bytes, image_id: str, new_id: str) -> None:
         """Give an image of this content another id, in place of the image that has it; do nothing if it is not there any more."""
@@ -185,7 +169,7 @@ class Images(Vectors):
             vector = table and await connection.fetchval(
                 f"SELECT vector::vector FROM vectors_{table.number} WHERE image = $1 AND part IS NULL", row["number"]
             )
-            indexed, states = await _count(connection, row["number"]), await _states(connection, row)
+            indexed, states = await count(connection, row["number"]), await states_of(connection, row)
         return record(
             StoredImage,
             row,
@@ -198,12 +182,12 @@ class Images(Vectors):
             vector=vector,
         )
 
-    async def delete(self, tenant: str, image_id: str) -> Mapping[Index, int]:
+    async def delete(self, tenant: str, image_id: str) -> Mapping[str, int]:
         """Delete an image with all of its parts; return how many records there were, or raise UnknownRecord."""
         async with self.as_tenant(tenant) as connection:
             await lock(connection, (tenant, "id", image_id))
             number = (await _find(connection, image_id))["number"]
-            counts = await _count(connection, number)
+            counts = await count(connection, number)
             await connection.execute("DELETE FROM images WHERE number = $1", number)
         return counts
 
@@ -268,7 +252,7 @@ async def _add(
             "INSERT INTO texts (image, lines, words, grams) VALUES ($1, $2, to_tsvector('simple', $3), $4)",
             *(number, msgspec.to_builtins(image.lines), folded(text), sorted(grams_of(text))[:_MAX_GRAMS]),
         )
-    return Added("replaced" if same is not None else "added", await _count(connection, number), duplicate)
+    return Added("replaced" if same is not None else "added", await count(connection, number), duplicate)
 
 
 async def _find(connection: Connection, image_id: str) -> Any:  # noqa: ANN401 - asyncpg's record
@@ -282,23 +266,11 @@ async def _find(connection: Connection, image_id: str) -> Any:  # noqa: ANN401 -
     return row
 
 
-async def _states(connection: Connection, row: Any) -> States | None:  # noqa: ANN401 - asyncpg's record of an image
-    # Vectors that are searched may be those of a model that came later, or were lost then.
-    states: dict[str, dict[str, str]] = row["states"] or {}
-    for family, part in PART_OF.items():
-        own, table = states.get(part, {}), await active(connection, family)
-        if table and own.get("state") == "there" and own.get("model", table.model) != table.model:
-            query = f"SELECT EXISTS (SELECT FROM vectors_{table.number} WHERE image = $1)"
-            lost = {"state": "left_out", "why": f"its vectors were lost when the model was changed to {table.model}"}
-            states[part] = own | {"model": table.model} if await connection.fetchval(query, row["number"]) else lost
-    return row["states"] and states
-
-
-async def _find_content(connection: Connection, content_hash: bytes, image_id: str, *, others: bool) -> Any:  # noqa: ANN401 - as above
+async def _find_content(connection: Connection, content: bytes, image_id: str, *, others: bool) -> Any:  # noqa: ANN401 - as above
     return await connection.fetchrow(  # the first columns are the fields of `Duplicate`
         "SELECT image_id, path, 1::double precision, group_id::text, number, states FROM images"
         " WHERE content_hash = $1 AND (image_id = $2 OR $3) ORDER BY image_id = $2 DESC, number LIMIT 1",
-        *(content_hash, image_id, others),
+        *(content, image_id, others),
     )
 
 
@@ -317,15 +289,3 @@ async def _nearest(connection: Connection, known: Sequence[Table], vectors: Sequ
                 )
                 return row and Duplicate(*row)
     return None
-
-
-async def _count(connection: Connection, number: int) -> Mapping[Index, int]:
-    counts: Counter[Index] = Counter()
-    for table in await tables(connection):
-        if table.state == "active":
-            rows = await connection.fetch(
-                f"SELECT index, count(*) FROM vectors_{table.number} WHERE image = $1 GROUP BY 1 ORDER BY 1", number
-            )
-            counts.update(dict(rows))
-    counts.update(ocr=await connection.fetchval("SELECT count(*) FROM texts WHERE image = $1", number))
-    return +counts
