@@ -1,10 +1,10 @@
 """All that search keeps of an image, from one decoded image: objects, faces, lines of text, and vectors of them."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from operator import or_
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,20 +67,6 @@ def is_kept(states: States, part: str) -> bool:
     return states.get(part, {}).get("state") in {"there", "none"}
 
 
-def kept_parts(states: States) -> Parts:
-    """Return the parts of an image of which something is there."""
-    return Parts(*(any(is_kept(states, name) for name in names) for names in _PARTS))
-
-
-class Described(NamedTuple):
-    """What cannot be read from a described image itself."""
-
-    norm: float | None
-    """Length of the model's own vector of the image."""
-    errors: Mapping[str, str]
-    """Why parts are missing, by part: `detections`, `embedding`, `faces`, `face_embeddings`, `ocr`; `truncated`: some of them."""
-
-
 class SearchOptions(NamedTuple):
     """The settings of search."""
 
@@ -94,19 +80,13 @@ class SearchOptions(NamedTuple):
     """That this worker may have to the database."""
 
 
-@dataclass
-class Describer:
+class Describer(Database):
     """Describes images by the models whose vectors are searched, or by the default ones as long as there are none."""
 
-    database: Database
-    pipeline: Pipeline
-    catalog: Catalog
-    metrics: Metrics
-    options: SearchOptions
-
-    def __post_init__(self) -> None:
-        self.engine = self.database.engine
-        self.files = Files(self.options.folders, self.options.excluded, self.options.max_image_bytes)
+    def __init__(self, options: SearchOptions, pipeline: Pipeline, catalog: Catalog, metrics: Metrics) -> None:
+        super().__init__(options.database_url, options.connections, metrics)
+        self.options, self.pipeline, self.catalog = options, pipeline, catalog
+        self.files = Files(options.folders, options.excluded, options.max_image_bytes)
 
     async def image_vector(self, image: bytes, call: CallContext) -> Vector:
         """Return the vector of a whole image; errors are those of `Pipeline.run`."""
@@ -114,7 +94,7 @@ class Describer:
 
     async def among_images(self, text: Embedding, call: CallContext) -> Vector:
         """Return the vector of a text as one of the images' model; raise UnsupportedModel if they cannot be compared."""
-        if (active := await self.database.active_model("image", call)) is None:
+        if (active := await self.active_model("image", call)) is None:
             return Vector(text.vector, "")
         dimensions = (await self._spec(active, call)).expect_head(EmbeddingHead).dimensions
         if dimensions != len(text.vector):
@@ -144,27 +124,24 @@ class Describer:
             raise UnsupportedModel(f"the config of {spec.name} must say `match_distance`, the distance up to which faces match")
         return spec.match_distance
 
-    async def describe(self, new: NewImage, image: bytes, call: CallContext, wanted: Parts = ALL) -> Described:
+    async def describe(self, new: NewImage, image: bytes, call: CallContext, wanted: Parts = ALL) -> None:
         """Fill in all that models say of an image, but for parts whose model is not there; errors are those of `run_cascade`."""
-        wanted = wanted._replace(faces=wanted.faces and self.options.has_faces)
         cascade = await self._of_models(await self._cascade(wanted, call), call, has_next=True)
         if [*cascade.steps] == ["image"] and not self.options.keeps_thumbnails:  # decoded at a reduced size
             found = await self.pipeline.run(image, _question(cascade.model), call)
-            new.width, new.height, new.vectors = found.width, found.height, [_to_vector(found)]
+            new.width, new.height, new.vectors, new.norm = found.width, found.height, [_to_vector(found)], found.norm
             new.states = {"embedding": {"state": "there", "model": new.vectors[0].model}}
-            return Described(found.norm, {})
+            return
         async with self.pipeline.decoded(image, call) as decoded:
             given: Any = {"patch": decoded, "hurried": [name for name in cascade.steps if name.endswith(_NEXT)]}
-            described = _fill(new, await run_cascade(self.pipeline, cascade, image, call, self.metrics, **given))
+            _fill(new, await run_cascade(self.pipeline, cascade, image, call, self.metrics, **given))
             if self.options.keeps_thumbnails:
                 leases = [] if decoded.memory is None else [decoded.memory]
                 work = partial(_add_thumbnails, new, decoded)
                 await self.pipeline.threads.run(work, call.deadline, *leases, turn=call.turn(new.width * new.height))
-        return described
 
     async def first_model(self, wanted: Parts, call: CallContext) -> str:
         """Return the first model for these parts of an image that is there, or the first; raise InvalidParameter for no parts."""
-        wanted = wanted._replace(faces=wanted.faces and self.options.has_faces)
         cascade = await self._of_models(await self._cascade(wanted, call), call)
         for step in cascade.steps.values():
             with suppress(*_LASTING):
@@ -172,20 +149,20 @@ class Describer:
                 return step.model
         return cascade.model
 
-    async def obtainable(self, wanted: Parts, states: States, call: CallContext) -> Parts:
-        """Return those of the parts that an image in these states lacks, and whose models are there now."""
-        wanted = wanted._replace(faces=wanted.faces and self.options.has_faces)
-        lacking = {part for part in PART_OF.values() if not is_kept(states, part)}
-        wanted = Parts(*(is_wanted and bool(lacking & parts) for is_wanted, parts in zip(wanted, _PARTS, strict=True)))
-        if not any(wanted):
-            return wanted
-        cascade = await self._of_models(await self._cascade(wanted, call), call)
-        for name, step in cascade.steps.items():
-            try:
-                await self._spec(step.model, call)
-            except _LASTING:
-                lacking.discard(PART_OF.get(name, "ocr"))
-        return Parts(*(is_wanted and bool(lacking & parts) for is_wanted, parts in zip(wanted, _PARTS, strict=True)))
+    async def to_complete(self, wanted: Parts, states: States | None, call: CallContext) -> Parts:
+        """Return the parts to describe of an image in these states if it lacks some whose models are there now; else none."""
+        kept = {part for part in PART_OF.values() if states is None or is_kept(states, part)}
+        lacking = {*PART_OF.values()} - kept
+        missing = _among(lacking, wanted._replace(faces=wanted.faces and self.options.has_faces))
+        if any(missing):
+            cascade = await self._of_models(await self._cascade(missing, call), call)
+            for name, step in cascade.steps.items():
+                try:
+                    await self._spec(step.model, call)
+                except _LASTING:
+                    lacking.discard(PART_OF.get(name, "ocr"))
+            missing = _among(lacking, missing)
+        return Parts(*map(or_, missing, _among(kept))) if any(missing) else missing
 
     async def describe_parts(
         self, image: bytes, parts: Mapping[str | None, Sequence[float]], reference: str, call: CallContext
@@ -208,7 +185,7 @@ class Describer:
         return await self._spec(self._default_model(family), call)
 
     async def _model(self, family: Family, call: CallContext) -> str:
-        return await self.database.active_model(family, call) or self._default_model(family)
+        return await self.active_model(family, call) or self._default_model(family)
 
     def _default_model(self, family: Family) -> str:
         if family == "face":
@@ -220,7 +197,7 @@ class Describer:
 
     async def _cascade(self, wanted: Parts, call: CallContext) -> Cascade:
         detector = Step(model=self.pipeline.default_for(DetectionHead.task), confidence=_OBJECT_CONFIDENCE)
-        objects, faces = detector if wanted.objects else None, FACE_CONFIDENCE if wanted.faces else None
+        objects, faces = detector if wanted.objects else None, FACE_CONFIDENCE if wanted.faces and self.options.has_faces else None
         steps = all_parts(self, objects, has_vectors=wanted.vectors, face_confidence=faces, has_text=wanted.text)
         if not steps:
             raise InvalidParameter("there is nothing to be indexed: all parts are switched off, or faces only, which are off here")
@@ -238,14 +215,17 @@ class Describer:
     async def _of_models(self, cascade: Cascade, call: CallContext, *, has_next: bool = False) -> Cascade:
         # With `has_next`, the models to which search changes get steps of their own.
         steps, named = dict(cascade.steps), {name: _FAMILIES[name] for name in cascade.steps if name in _FAMILIES}
-        async with self.database.asking(call) as engine:
-            used = {family: await engine.models(family) for family in {*named.values()}}
+        used = {family: await self.asking(call).models(family) for family in {*named.values()}}
         for name, family in named.items():
             step, models = cascade.steps[name], used[family]
             steps[name] = msgspec.structs.replace(step, model=models.active or step.model)
             if has_next and models.next:
                 steps[name + _NEXT] = msgspec.structs.replace(step, model=models.next)
         return msgspec.structs.replace(cascade, steps=steps)
+
+
+def _among(names: Collection[str], wanted: Parts = ALL) -> Parts:
+    return Parts(*(is_wanted and not part.isdisjoint(names) for is_wanted, part in zip(wanted, _PARTS, strict=True)))
 
 
 def _question(reference: str) -> TaskOptions[Embedding]:
@@ -308,8 +288,7 @@ _READERS: Mapping[str, tuple[str, Callable[[CascadeAnswer], Sequence[Any]]]] = {
 """By step: the field of an image that is read from its answer."""
 
 
-def _fill(new: NewImage, found: CascadeAnswer) -> Described:
-    errors: dict[str, str] = {}
+def _fill(new: NewImage, found: CascadeAnswer) -> None:
     new.width, new.height = found.width, found.height
     for name in found.steps:
         if (step := name.removesuffix(_NEXT)) in _READERS:
@@ -318,19 +297,18 @@ def _fill(new: NewImage, found: CascadeAnswer) -> Described:
             except GatewayError as error:
                 if not (isinstance(error, _LASTING) or name.endswith(_NEXT)):
                     raise
-                if error.detail not in errors.values():  # once: also if others need this step
-                    errors.setdefault(PART_OF[step], error.detail)
+                if error.detail not in new.errors.values():  # once: also if others need this step
+                    new.errors.setdefault(PART_OF[step], error.detail)
                 if step == name:
                     new.states[PART_OF[step]] = {"state": "left_out", "why": error.detail}
     if found.truncated:
-        errors["truncated"] = f"of objects, faces and lines, only {MAX_CROPS} were described"
-        new.states["truncated"] = {"state": "left_out", "why": errors["truncated"]}
-    if "image" not in found.steps:
-        return Described(None, errors)
-    if not new.vectors:
-        found.require("image")
-        raise WrongTask(errors["embedding"])
-    return Described(next((result.norm for result in found.steps["image"].results if isinstance(result, Embedding)), None), errors)
+        new.errors["truncated"] = why = f"of objects, faces and lines, only {MAX_CROPS} were described"
+        new.states["truncated"] = {"state": "left_out", "why": why}
+    if "image" in found.steps:
+        if not new.vectors:
+            found.require("image")
+            raise WrongTask(new.errors["embedding"])
+        new.norm = next((result.norm for result in found.steps["image"].results if isinstance(result, Embedding)), None)
 
 
 def _read(new: NewImage, found: CascadeAnswer, name: str) -> None:

@@ -18,7 +18,6 @@ PART_OF: Mapping[Family, str] = {"image": "embedding", "face": "face_embeddings"
 """The part of an image, in its states, whose vectors are of a family."""
 FAMILY: Mapping[VectorIndex, Family] = {"global": "image", "vehicles": "image", "people": "image", "faces": "face"}
 
-
 States = Mapping[str, Mapping[str, str]]
 """By part, as far as it was wanted: `state` (`there`, `none`: nothing was found, `left_out`), and `model`, or `why`."""
 
@@ -76,15 +75,19 @@ class NewImage(msgspec.Struct, kw_only=True):
     """32 bytes, of the encoded image."""
     path: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    width: int
-    height: int
+    width: int = 0
+    height: int = 0
     vectors: Sequence[Vector] = ()
+    norm: float | None = None
+    """Length of the model's own vector of the image. It is not kept."""
     objects: Sequence[ObjectPart] = ()
     faces: Sequence[FacePart] = ()
     lines: Sequence[TextPart] | None = None
     """In reading order; None if the text was not read."""
     thumbnail: bytes | None = None
     states: dict[str, dict[str, str]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    """Why parts are missing, by part; `truncated`: some of them. As far as they are kept, they are in `states`, too."""
 
 
 class Duplicate(NamedTuple):
@@ -113,7 +116,7 @@ class Added(NamedTuple):
 
     status: Literal["added", "replaced", "completed", "duplicate"]
     """`replaced`: there was one with its id, but other content; `completed`: this one, without some of its parts."""
-    indexed: Mapping[Index, int]
+    indexed: Mapping[str, int]
     duplicate: Duplicate | None = None
     """For `duplicate` the image that has the same content; otherwise the nearest one, if that is near enough."""
     updated: Sequence[str] = ()
@@ -133,8 +136,6 @@ class Filter(NamedTuple):
 
 
 EVERYTHING = Filter()
-MAX_LISTED = 1000
-"""So many images of a group are listed."""
 
 
 class Page(NamedTuple):
@@ -172,23 +173,14 @@ class Found(NamedTuple):
     total: int
 
 
-class StoredImage(msgspec.Struct, kw_only=True):
+class StoredImage(NewImage, kw_only=True):
     """What is kept of an image."""
 
-    image_id: str
-    path: str | None
-    metadata: dict[str, Any]
-    content_hash: bytes
-    width: int
-    height: int
     added_at: datetime
     indexed_in: Sequence[Index]
-    objects: Sequence[ObjectPart]
-    faces: Sequence[FacePart]
-    lines: Sequence[TextPart]
     full_text: str
     vector: NDArray[np.float32] | None
-    states: States | None
+    states: States | None  # type: ignore[assignment]
     """None for one that was added before these were kept."""
     duplicate_group: str | None
 
@@ -199,16 +191,6 @@ class IndexStatistics(NamedTuple):
     name: Index
     records: int
     nbytes: int
-
-
-class DuplicateGroup(NamedTuple):
-    """Images that are nearly the same; the first one was there first."""
-
-    group_id: str
-    images: Sequence[Hit]
-    """The first ones, in a list of groups the first one only; `score`: the cosine to the first one."""
-    size: int
-    """Number of all images."""
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -233,11 +215,10 @@ class Job(msgspec.Struct, kw_only=True):
     ended_at: datetime | None = None
 
 
-class Failure(NamedTuple):
-    """What a job could not do."""
+class Failure(msgspec.Struct, frozen=True):
+    """What a job could not do: a file that was not indexed, or an image that was not described anew."""
 
     name: str
-    """Path of a file, or id of an image."""
     code: str
     why: str
 

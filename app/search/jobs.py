@@ -3,28 +3,25 @@
 import asyncio
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 import structlog
 
-from app.errors import DeadlinePassed, GatewayError, IndexRefused, InferenceFailed, InvalidParameter, SearchUnavailable
-from app.model.heads import EmbeddingHead
-from app.model.reference import refer_to
+from app.errors import DeadlinePassed, GatewayError, IndexRefused, InferenceFailed, SearchUnavailable
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import LOW, Caller
 from app.search.engine import Failure, Family, Job
-from app.search.names import REGISTERED
-from app.search.service import IngestOptions, Search
+from app.search.service import REGISTERED, IngestOptions, Search
 from app.telemetry.timing import Timing
 
 CHUNK, _BLOCK = 64, 256
@@ -163,14 +160,11 @@ class _Work:
                 is_gone = failure.code == "gone"
                 counts.update({"unreadable": 1, failure.why: 1} if is_gone else {"errors": 1, f"error:{failure.code}": 1})
                 if (named := name(item)) is not None:
-                    failures.append(failure._replace(name=named))
+                    failures.append(msgspec.structs.replace(failure, name=named))
                 else:
                     LOG.warning("an image of another tenant was not described", job=job.job_id, image=item, why=failure.why)
 
-        tasks = {asyncio.create_task(one(item)) for item in items}
-        await self._wait(tasks)
-        for task in tasks:
-            task.result()
+        await self._wait(*map(one, items))
         job.counts, job.position, job.deaths = dict(Counter(job.counts) + counts), position, 0
         await self._save(failures)
         if monotonic() >= self._turn_end:
@@ -182,11 +176,9 @@ class _Work:
     async def _index_directory(self) -> None:
         job, files = self._job, self._search.files
         wanted = msgspec.convert(job.options, DirectoryOptions)
-        listing = asyncio.create_task(files.list(await files.allowed(wanted.directory), recursive=wanted.recursive))
-        began = monotonic()
-        await self._wait({listing})
+        folder, began = await files.allowed(wanted.directory), monotonic()
+        ((paths, others, excluded, unreadable),) = await self._wait(files.list(folder, recursive=wanted.recursive))
         self._turn_end = max(self._turn_end, monotonic() + 10 * (monotonic() - began))
-        paths, others, excluded, unreadable = listing.result()
         job.counts["total_files"], job.counts["excluded"] = len(paths := paths[: wanted.max_images]), excluded
         if unreadable:
             job.counts["unreadable"] = len(unreadable)
@@ -220,15 +212,15 @@ class _Work:
             while (position := int(job.position or 0)) < last:
                 size = self._size(_BLOCK)
                 images, position = await self._engine.images_without(wanted.family, position, last, size)
-                await self._step(images, self._own_id, partial(self._redescribe, wanted), str(position))
+                work = partial(self._redescribe, wanted)
+                await self._step(images, lambda image: image[1] if image[0] == job.tenant else None, work, str(position))
             if await self._search.files.identify([*job.folders]) != job.folders:
                 job.position, job.counts = "", {}  # whatever was missing may come back
                 raise SearchUnavailable("A folder of the job is not there any more")
             if failed := job.counts.get("errors", 0):
                 return f"{failed} images could not be described (`failures`), so the index stays as it is: repeat this, {giving_up}"
-            switching = asyncio.create_task(self._engine.switch_model(wanted.family, last, wanted.allow_missing))
-            await self._wait({switching})
-            if (lost := switching.result()) is not None and lost > wanted.allow_missing:
+            (lost,) = await self._wait(self._engine.switch_model(wanted.family, last, wanted.allow_missing))
+            if lost is not None and lost > wanted.allow_missing:
                 faces = job.counts.get(_REGISTER, 0)
                 again = f"register again those that are registered faces ({faces}), " if faces else ""
                 repeating = f"{again}ingest them again or delete them, and repeat this; or repeat it with allow_missing={lost}"
@@ -241,16 +233,15 @@ class _Work:
             return {"processed": 1}
         raise FileNotFoundError(_REGISTER if image_id.startswith(REGISTERED) else _INGEST)
 
-    def _own_id(self, image: tuple[str, str, str | None]) -> str | None:
-        return image[1] if image[0] == self._job.tenant else None
-
-    async def _wait(self, tasks: set[asyncio.Task[T]]) -> None:
-        pending = tasks
+    async def _wait(self, *work: Coroutine[Any, Any, T]) -> list[T]:
+        tasks = [*map(asyncio.create_task, work)]
+        pending = {*tasks}
         try:
             while pending:
                 _, pending = await asyncio.wait(pending, timeout=_BEAT_SECONDS)
                 if pending:
                     await self._save()
+            return [task.result() for task in tasks]
         finally:
             for task in tasks:
                 task.cancel()
@@ -283,17 +274,3 @@ class _Work:
                 raise _TurnOverError
             await asyncio.sleep(min(0.1 * 2 ** min(attempt, 9), _PAUSE_SECONDS))
         raise AssertionError
-
-
-async def begin_reindex(search: Search, tenant: str, family: Family, allow_missing: int, call: CallContext) -> Job:
-    """Begin to keep vectors of the newest default model; return the job that makes them, or raise InvalidParameter."""
-    active, following = await search.engine.models(family)
-    spec = await search.newest_model(family, call)
-    reference = refer_to(spec.name, spec.version)
-    if active in {None, reference}:
-        why = "it has no vectors yet" if active is None else f"its vectors are those of {active} already, the default model"
-        cure = f"DELETE /search/reindex/{family} gives up the change to {following}" if following else "there is nothing to do"
-        raise InvalidParameter(f"family: {why}; {cure}")
-    options = msgspec.to_builtins(ReindexOptions(family, reference, allow_missing))
-    folders = await search.files.identify([*map(str, search.options.folders)])
-    return await search.engine.begin_reindex(tenant, reference, spec.expect_head(EmbeddingHead).dimensions, options, folders)

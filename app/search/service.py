@@ -4,8 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from operator import or_
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -13,12 +11,14 @@ from app.cascade.catalog import Catalog
 from app.errors import GatewayError
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
-from app.search.database import Database
-from app.search.describe import ALL, Described, Describer, Parts, SearchOptions, is_kept, kept_parts
-from app.search.engine import PART_OF, Added, Duplicate, Family, Known, NewImage
-from app.search.postgres.engine import PostgresEngine
+from app.search.describe import ALL, Describer, Parts, SearchOptions, is_kept
+from app.search.engine import EVERYTHING, PART_OF, Added, FacePart, Family, Filter, Hit, Known, NewImage, Page
 from app.telemetry.metrics import Metrics
 
+REGISTERED = "deepstack-face-"
+"""With what the ids of pictures begin that were sent to register a face."""
+LEAST_QUALITY = 0.15
+"""Below it, faces are not told apart: see docs/how-to/faces.md."""
 # Hashing a larger file may take a millisecond or more.
 _LARGE_BYTES = 1 << 20
 
@@ -38,7 +38,6 @@ class Ingested(NamedTuple):
     image: NewImage
     """Not described if its content is known."""
     added: Added
-    described: Described
 
     def counts(self) -> Counter[str]:
         """Return what the image adds to the sums over many."""
@@ -46,27 +45,19 @@ class Ingested(NamedTuple):
         is_near = not is_duplicate and self.added.duplicate is not None
         counts = Counter(duplicates=int(is_duplicate), processed=int(not is_duplicate), near_duplicates=int(is_near))
         counts.update(completed=int(is_completed), updated=int(bool(self.added.updated)))
-        counts.update(f"left_out:{part}" for part in self.described.errors)
-        counts.update({name: number for name, number in self.added.indexed.items() if name != "ocr"})
-        counts["ocr"] = min(1, self.added.indexed.get("ocr", 0))
+        counts.update(f"left_out:{part}" for part in self.image.errors)
+        counts.update(self.added.indexed)
+        counts["ocr"] = min(1, counts["ocr"])
         return counts
 
 
-@dataclass
 class Search(Describer):
     """Search, in one worker."""
 
-    new_job: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there is a job, which is begun at once."""
-
-    async def why_unusable(self) -> str | None:
-        """Return why the database cannot be asked; None if it can."""
-        return await self.database.why_unusable()
-
-    @property
-    def is_read_only(self) -> bool:
-        """Whether the database took no images when `why_unusable` last asked it."""
-        return self.database.is_read_only
+    def __init__(self, options: SearchOptions, pipeline: Pipeline, catalog: Catalog, metrics: Metrics) -> None:
+        super().__init__(options, pipeline, catalog, metrics)
+        self.new_job = asyncio.Event()
+        """Set when there is a job, which is begun at once."""
 
     async def ingest(  # noqa: PLR0913 - what is told of an image
         self,
@@ -80,33 +71,68 @@ class Search(Describer):
         metadata: dict[str, Any] | None = None,
     ) -> Ingested:
         """Add an encoded image; it is committed when this returns. Of content that is known, only what is missing is added."""
-        content, own = await hash_content(image), {"path": path, "metadata": metadata or {}}
-        new = NewImage(image_id=image_id or str(uuid4()), content_hash=content, width=0, height=0, **own)  # type: ignore[arg-type]
-        async with self.database.asking(call) as engine:
-            known = await engine.find_content(tenant, content, image_id or "", others=options.skips_duplicates)
-        if known and image_id and path and (await self._follow(tenant, known.duplicate, image_id, image, content, call)):
-            return await self.ingest(tenant, image, image_id, call, options, **own)  # type: ignore[arg-type]
-        parts = options.parts if known is None else await self._missing(known, options.parts, call)
-        with self.pipeline.admission.memory.reserve(call.caller) as memory:  # also while the database is slow
-            memory.add(0 if call.is_batch else len(image))
-            failed = {} if known is None else await self._make_up_all(tenant, known, image, call)
-            is_whole = known is not None and not any(parts)
-            described = Described(None, {}) if is_whole else await self.describe(new, image, call, parts)
-            described = described._replace(errors=failed | {**described.errors})
-            found = await self._keep(tenant, new, known, described, options, call, has_id=image_id is not None)
-        if found is None:  # another request has added or changed it meanwhile
-            return await self.ingest(tenant, image, image_id, call, options, **own)  # type: ignore[arg-type]
+        content, found = await hash_content(image), None
+        while found is None:  # again if another request has added or changed it meanwhile
+            new = NewImage(image_id=image_id or str(uuid4()), content_hash=content, path=path, metadata=metadata or {})
+            found = await self._ingest(tenant, new, image, call, options, has_id=image_id is not None)
         self.metrics.ingested_images.add(1, found.added.status)
         return found
 
-    async def _follow(  # noqa: PLR0913, PLR0917 - what is known of both
-        self, tenant: str, twin: Duplicate, image_id: str, image: bytes, content: bytes, call: CallContext
-    ) -> bool:
-        # An image under another id has moved if its file is not in its place any more; otherwise, this one is a copy.
-        if has_moved := twin.image_id != image_id and await self.files.has_moved(twin.path, image):
-            async with self.database.asking(call) as engine:
-                await engine.rename(tenant, content, twin.image_id, image_id)
-        return has_moved
+    async def _ingest(  # noqa: PLR0913 - what is told of an image
+        self, tenant: str, new: NewImage, image: bytes, call: CallContext, options: IngestOptions, *, has_id: bool
+    ) -> Ingested | None:
+        known = await self.asking(call).find_content(tenant, new.content_hash, new.image_id, others=options.skips_duplicates)
+        if known is None:
+            parts = options.parts
+        else:
+            twin, is_other = known.duplicate, has_id and known.duplicate.image_id != new.image_id
+            # An image under another id has moved if its file is not in its place any more; otherwise, this one is a copy.
+            if is_other and new.path and await self.files.has_moved(twin.path, image):
+                await self.asking(call).rename(tenant, new.content_hash, twin.image_id, new.image_id)
+                return None
+            parts = await self.to_complete(options.parts, known.states, call)
+        with self.pipeline.admission.memory.reserve(call.caller) as memory:  # also while the database is slow
+            memory.add(0 if call.is_batch else len(image))
+            failed = {} if known is None else await self._make_up_all(tenant, known, image, call)
+            if known is None or any(parts):
+                await self.describe(new, image, call, parts)
+            new.errors = failed | new.errors
+            return await self._keep(tenant, new, known, call, options, has_id=has_id)
+
+    async def _keep(  # noqa: PLR0913 - what is known of an image
+        self, tenant: str, new: NewImage, known: Known | None, call: CallContext, options: IngestOptions, *, has_id: bool
+    ) -> Ingested | None:
+        if known is not None:
+            twin, kept = known.duplicate, [part for part in known.states or () if is_kept(known.states or {}, part)]
+            if has_id and new.image_id != twin.image_id:  # a copy
+                new.path, new.metadata = None, {}
+            if not new.states or not all(is_kept(new.states, part) for part in kept):
+                updated: Sequence[str] | None = ()
+                if new.path or new.metadata:
+                    updated = await self.asking(call).update(tenant, twin.image_id, new.content_hash, new.path, new.metadata)
+                if not has_id:
+                    new.image_id = twin.image_id
+                return None if updated is None else Ingested(new, Added("duplicate", {}, twin, updated))
+            new.image_id = twin.image_id
+        chosen: Any = {"skip_duplicates": options.skips_duplicates, "near": options.near, "completes": known and known.states}
+        added = await self.asking(call).add(tenant, new, **chosen)
+        return None if added.status == "duplicate" else Ingested(new, added)
+
+    async def find_names(
+        self, tenant: str, faces: Sequence[FacePart], least: float, call: CallContext, where: Filter = EVERYTHING
+    ) -> list[Hit | None]:
+        """Return for each face the nearest registered one, whose name it gets; None below the cosine `least` or `LEAST_QUALITY`."""
+        # Of two faces that are nearest to the same name, the more similar one gets it.
+        where, nearest = where._replace(is_registered=True), list[Hit | None]()
+        for face in faces:
+            hits: Sequence[Hit] = ()
+            if face.vectors and face.quality >= LEAST_QUALITY:
+                hits = await self.asking(call).nearest(tenant, "faces", face.vectors[0], Page(1), min_score=least, where=where)
+            nearest.append(next(iter(hits), None))
+        best = dict[str | None, Hit]()
+        for hit in sorted(filter(None, nearest), key=lambda hit: -hit.score):
+            best.setdefault(hit.name, hit)
+        return [hit if hit is not None and best[hit.name] is hit else None for hit in nearest]
 
     async def _make_up_all(self, tenant: str, known: Known, image: bytes, call: CallContext) -> dict[str, str]:
         # Return which parts could not be made up, and why: a new model that fails or hangs keeps nothing else from an image.
@@ -128,44 +154,6 @@ class Search(Describer):
         vectors = await self.describe_parts(content, parts, model, call)
         return await self.engine.add_vectors(tenant, image_id, await hash_content(content), vectors)
 
-    async def _missing(self, known: Known, wanted: Parts, call: CallContext) -> Parts:
-        if known.states is None:
-            return Parts(*(False,) * len(ALL))
-        missing = await self.obtainable(wanted, known.states, call)
-        return Parts(*map(or_, missing, kept_parts(known.states))) if any(missing) else missing
-
-    async def _keep(  # noqa: PLR0913, PLR0917 - what is known of an image
-        self,
-        tenant: str,
-        new: NewImage,
-        known: Known | None,
-        described: Described,
-        options: IngestOptions,
-        call: CallContext,
-        *,
-        has_id: bool,
-    ) -> Ingested | None:
-        chosen: Any = {"skip_duplicates": options.skips_duplicates, "near": options.near}
-        if known is None:
-            async with self.database.asking(call) as engine:
-                added = await engine.add(tenant, new, **chosen)
-            return None if added.status == "duplicate" else Ingested(new, added, described)
-        twin, kept = known.duplicate, [part for part in known.states or () if is_kept(known.states or {}, part)]
-        if has_id and new.image_id != twin.image_id:
-            new.path, new.metadata = None, {}
-        if new.states and all(is_kept(new.states, part) for part in kept):
-            new.image_id = twin.image_id
-            async with self.database.asking(call) as engine:
-                added = await engine.add(tenant, new, completes=known.states, **chosen)
-            return None if added.status == "duplicate" else Ingested(new, added, described)
-        updated: Sequence[str] | None = ()
-        if new.path or new.metadata:
-            async with self.database.asking(call) as engine:
-                updated = await engine.update(tenant, twin.image_id, new.content_hash, new.path, new.metadata)
-        if not has_id:
-            new.image_id = twin.image_id
-        return None if updated is None else Ingested(new, Added("duplicate", {}, twin, updated), described)
-
 
 async def hash_content(image: bytes) -> bytes:
     """Return the 32 bytes by which a content is known."""
@@ -179,13 +167,11 @@ async def open_search(options: SearchOptions, pipeline: Pipeline, catalog: Catal
     """Open search; without its database it opens, too, and answers as soon as that can be reached."""
     from app.search.jobs import run_jobs  # noqa: PLC0415 - it uses this module
 
-    engine = PostgresEngine(options.database_url, options.connections)
-    checking = PostgresEngine(options.database_url, 1)  # a connection of its own: all others may be in use
-    search = Search(Database(engine, checking, metrics, options.connections), pipeline, catalog, metrics, options)
+    search = Search(options, pipeline, catalog, metrics)
     working = asyncio.create_task(run_jobs(search))
     try:
         yield search
     finally:
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
-        await asyncio.gather(engine.close(), checking.close())
+        await search.close()

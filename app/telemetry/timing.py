@@ -29,9 +29,9 @@ class Timing:
         """Set the stage in progress until the next lap; for stages that are not in `STAGES`."""
         self._extra_stage = stage
 
-    def start_lap(self) -> None:
-        """Start the next lap now. The time since the last lap is not assigned to any stage."""
-        self._lap_start = perf_counter()
+    def start_lap(self, already: float = 0.0) -> None:
+        """Start the next lap now, or so many milliseconds ago. The time since the last lap is not assigned to any stage."""
+        self._lap_start = perf_counter() - already / 1e3
 
     def lap(self, stage: str, description: str = "") -> None:
         """Record the time since the last lap (or the start) as `stage`, with an optional description for Server-Timing."""

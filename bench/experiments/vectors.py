@@ -156,7 +156,7 @@ def add_to(commands: Commands) -> None:
 
 async def _database_part(url: str, options: argparse.Namespace) -> None:
     engine = PostgresEngine(url)
-    await engine.open()
+    await engine.models("image")
     try:
         database = Database(engine, options.vectors, options.clients)
         everything = np.arange(options.vectors)

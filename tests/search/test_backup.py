@@ -69,7 +69,7 @@ async def test_restored_backup_finds_the_same(
         restore(settings, file)
 
     empty = PostgresEngine(target)
-    await empty.open()
+    await empty.models("image")
     await empty.close()
     (part := tmp_path / "part").write_bytes(file.read_bytes()[:-3000])
     with pytest.raises(CommandError, match="the restore failed"):
@@ -111,7 +111,7 @@ async def test_secret_without_a_variable_reaches_the_program(postgres: Server) -
 async def test_restore_is_refused_where_its_indexes_would_be_damaged(postgres: Server, tmp_path: Path) -> None:
     settings = msgspec.structs.replace(postgres.settings, database_url=await database_of(postgres, "nereid"))
     engine, file = PostgresEngine(settings.database_url), tmp_path / "kept.dump"
-    await engine.open()
+    await engine.models("image")
     await engine.close()
     await asyncio.to_thread(backup, settings, file)
     await postgres.pretend(settings.database_url, "0.8.2")

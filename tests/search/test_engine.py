@@ -248,5 +248,5 @@ async def test_job_that_another_worker_has_taken_is_not_saved(engine: PostgresEn
     other = await engine.claim_job(job_id, 0)
     assert (dead.deaths, other and other.deaths) == (0, 1)
     assert not await engine.save_job(dead, [Failure("b", "internal", "why")])
-    assert (await engine.failures("", job_id, PAGE)).items == [("a", "internal", "why")]
+    assert (await engine.failures("", job_id, PAGE)).items == [Failure("a", "internal", "why")]
     assert (await engine.failures("north", job_id, PAGE)).total == 0

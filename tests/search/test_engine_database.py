@@ -44,10 +44,10 @@ async def test_schema_with_records_is_brought_up_to_date(database: str, tmp_path
     monkeypatch.setattr(migrations, "NEWEST", migrations.NEWEST + 1)
     next_file.write_text("ALTER TABLE images ADD note text NOT NULL DEFAULT 'none'; SELECT 1 / 0;")
     with pytest.raises(asyncpg.DivisionByZeroError):
-        await PostgresEngine(database).open()
+        await PostgresEngine(database).models("image")
     next_file.write_text("ALTER TABLE images ADD note text NOT NULL DEFAULT 'none';")
     workers = [PostgresEngine(database) for _ in range(3)]
-    await asyncio.gather(*(worker.open() for worker in workers))
+    await asyncio.gather(*(worker.models("image") for worker in workers))
     with suppress(SearchUnavailable):  # what an old worker has prepared does not fit once
         await old.image("", "image 1")
     for worker in (*workers, old):
@@ -139,7 +139,7 @@ async def test_owner_needs_not_be_a_superuser(postgres: Server, empty: str) -> N
     assert (await engine.match_text("north", "clozed", PAGE, is_fuzzy=True)).total == 1
     job = await engine.add_job("north", "reindex", {}, {})
     assert await engine.claim_job(job.job_id, 60)
-    await engine.begin_reindex("north", "embedding:2", 64, {"family": "image"}, {})
+    await engine.add_job("north", "reindex", {"family": "image", "model": "embedding:2"}, {}, 64)
     assert len((await engine.images_without("image", 0, await engine.last_vector("image"), 10))[0]) == 1
     await engine.give_up_reindex("image")
     await engine.drop_unused()
@@ -268,7 +268,7 @@ async def test_true_cause_is_told(engine: PostgresEngine, database: str, postgre
         postgres.url("postgres").replace("://nereid@", "://nobody@"): "refuses the gateway's user",
     }.items():
         with pytest.raises(SearchUnavailable, match=cause):
-            await PostgresEngine(url).open()
+            await PostgresEngine(url).models("image")
 
 
 async def test_pgvector_that_damages_an_index_makes_none_and_keeps_those_that_exist(

@@ -2,10 +2,11 @@
 
 from contextlib import nullcontext, suppress
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar.response.base import ASGIResponse
+from msgspec import Meta
 
 from app.api.answering.responses import JsonResponse
 from app.api.batch.answer import ImagesAnswer
@@ -31,16 +32,16 @@ from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
 from app.search.describe import Parts
 from app.search.engine import NewImage
-from app.search.names import LEAST_QUALITY, REGISTERED, PersonName, find_names
-from app.search.service import hash_content
+from app.search.service import LEAST_QUALITY, REGISTERED, hash_content
 
 _UNKNOWN = "unknown"
+_Name = Annotated[str, Meta(max_length=128, pattern=r"\A(?=.*\S)[^\x00-\x1f\x7f]+\Z", title="1 to 128 characters of one line")]
 _SAME = 0.6
 """The similarity at the distance for which the model was made."""
 
 
 class _UserParameters(DialectParameters, frozen=True, kw_only=True):
-    userid: PersonName | None = None
+    userid: _Name | None = None
 
     @property
     def name(self) -> str:
@@ -73,8 +74,7 @@ async def recognize(request: AnyRequest, worker: Worker, pipeline: WorkerPipelin
         (image,) = answer.all()
         far, context = await search.match_distance(call), context_of(request.scope)
         least, predictions = cosine_at(wanted.least, far) - ROUNDING, []
-        async with search.database.asking(call) as engine:
-            named = await find_names(engine, context.tenant, image.faces, least)
+        named = await search.find_names(context.tenant, image.faces, least, call)
         for face, best in zip(image.faces, named, strict=True):
             score = round(similarity_at(best.score, far), 4) if best else 0
             box = [side * size for side, size in zip(face.box, (image.width, image.height) * 2, strict=True)]
@@ -101,8 +101,7 @@ async def register(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline
                 why = f"is too small, turned or unclear: its quality, {face.quality}, is below {LEAST_QUALITY}"
                 raise NoFace(f"nothing was registered: the face in picture {number} {why}")
             image.faces = [face]
-        async with search.database.asking(call) as engine:
-            is_known, replaced = await engine.register(tenant, wanted.name, images)
+        is_known, replaced = await search.asking(call).register(tenant, wanted.name, images)
         states = [
             {"state": "replaced" if is_there else "added", "quality": image.faces[0].quality}
             for image, is_there in zip(images, replaced, strict=True)
@@ -117,11 +116,8 @@ async def register(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline
 async def list_faces(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """List the names under which faces are registered."""
     require_faces(worker)
-    async with (
-        Receiving(request, worker, DialectParameters, parse_form, may_be_empty=True) as (context, _, _, call),
-        search.database.asking(call) as engine,
-    ):
-        names = await engine.names(context.tenant)
+    async with Receiving(request, worker, DialectParameters, parse_form, may_be_empty=True) as (context, _, _, call):
+        names = await search.asking(call).names(context.tenant)
     return _respond("list", context, faces=names)
 
 
@@ -133,8 +129,7 @@ async def delete_faces(request: AnyRequest, worker: Worker, search: WorkerSearch
         least = None
         with nullcontext() if wanted.delete_images else suppress(GatewayError):  # names go without the model, too
             least = cosine_at(_SAME, await search.match_distance(call)) - ROUNDING
-        async with search.database.asking(call) as engine:
-            images = await engine.forget(context.tenant, wanted.name, least, delete_images=wanted.delete_images)
+        images = await search.asking(call).forget(context.tenant, wanted.name, least, delete_images=wanted.delete_images)
     return _respond("delete", context, images=images)
 
 
@@ -144,9 +139,9 @@ async def _describe_faces(
     """A picture of a person is kept once, and apart from the same one that is indexed."""
     name = wanted.name if isinstance(wanted, _UserParameters) else ""
     digest = blake2b(await hash_content(image), digest_size=32, key=blake2b(name.encode()).digest()).digest()
-    new = NewImage(image_id=f"{REGISTERED}{digest.hex()[:32]}", content_hash=digest, width=0, height=0)
-    described = await search_of(worker).describe(new, image, call, Parts(objects=False, text=False, vectors=False))
-    for reason in described.errors.values():
+    new = NewImage(image_id=f"{REGISTERED}{digest.hex()[:32]}", content_hash=digest)
+    await search_of(worker).describe(new, image, call, Parts(objects=False, text=False, vectors=False))
+    for reason in new.errors.values():
         raise UnsupportedModel(reason)
     return new
 

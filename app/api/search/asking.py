@@ -112,8 +112,8 @@ class Asked(NamedTuple, Generic[P]):
         """Return what is nearest to each vector, from this cosine on; `filters` are further fields of the filter."""
         where: Filter = self.wanted.read_filter()._replace(**filters)  # type: ignore[arg-type]
         options: Any = {"min_score": least - ROUNDING, "where": where}
-        async with self.search.database.asking(self.call) as engine:
-            return [[*await engine.nearest(self.tenant, index, vector, self.wanted.window, **options)] for vector in vectors]
+        engine, window = self.search.asking(self.call), self.wanted.window
+        return [[*await engine.nearest(self.tenant, index, vector, window, **options)] for vector in vectors]
 
 
 def search_route(
@@ -166,7 +166,7 @@ def describe_text(fields: dict[str, Schema]) -> RequestBody:
     return RequestBody(required=False, content={JSON: describe_form(fields)})
 
 
-def search_of(worker: WorkerResources) -> Search:
+def search_of(worker: Worker) -> Search:
     """Return the search of a worker of this process."""
     return cast("Search", worker.search)
 
@@ -175,8 +175,7 @@ async def ask(request: AnyRequest, worker: WorkerResources, question: Question[T
     """Ask the engine a question about the caller's tenant, within the default deadline."""
     context, deadline = context_of(request.scope), Deadline.after(worker.pipeline.limits.timeout_seconds)
     call = CallContext(deadline, context.timing, context.request_id, context.caller)
-    async with search_of(worker).database.asking(call) as engine:
-        return await question(engine, context.tenant)
+    return await question(search_of(worker).asking(call), context.tenant)
 
 
 async def reply(document: Document) -> ASGIResponse:

@@ -18,7 +18,6 @@ from app.errors import InvalidParameter, NoFace, UnknownModel, UnsupportedModel
 from app.expected import suggestion
 from app.search.describe import INDEX_OF
 from app.search.engine import FacePart, Hit, Page, Part, Vector
-from app.search.names import find_names
 
 _CLASSES = {str(index): name for index, name in enumerate(INDEX_OF)}
 _CATEGORIES = {"vehicles": "vehicle", "people": "person"}
@@ -186,8 +185,7 @@ async def _identify(asked: Asked[_IdentifyParameters]) -> Document:
     distance = await asked.search.match_distance(asked.call)
     least = cosine_at(asked.wanted.threshold, distance)
     found = await asked.nearest("faces", *(face.vectors[0] for face in faces), least=least)
-    async with asked.search.database.asking(asked.call) as engine:
-        named = await find_names(engine, asked.tenant, faces, least - ROUNDING, asked.wanted.read_filter())
+    named = await asked.search.find_names(asked.tenant, faces, least - ROUNDING, asked.call, asked.wanted.read_filter())
     results = []
     for face, hits, whose in zip(faces, found, named, strict=True):
         own = [hit for hit in hits if hit.name in {None, whose and whose.name}]  # no name but that of the face
@@ -199,9 +197,8 @@ async def _identify(asked: Asked[_IdentifyParameters]) -> Document:
 
 async def _by_words(asked: Asked[Any]) -> Document:
     wanted, words, where = asked.wanted, words_of(asked.wanted.text), asked.wanted.read_filter()
-    async with asked.search.database.asking(asked.call) as engine:
-        options: Document = {"is_fuzzy": wanted.fuzzy, "where": where, "min_score": getattr(wanted, "min_score", 0.0) - ROUNDING}
-        found = await engine.match_text(asked.tenant, words, wanted.window, **options)
+    options: Document = {"is_fuzzy": wanted.fuzzy, "where": where, "min_score": getattr(wanted, "min_score", 0.0) - ROUNDING}
+    found = await asked.search.asking(asked.call).match_text(asked.tenant, words, wanted.window, **options)
     own = {"query_text": words, "query": words, "page": wanted.page, "size": wanted.window.size}
     return _fields("ocr", map(_text, found.items), **own) | {"total_results": found.total}
 
@@ -230,12 +227,11 @@ async def _hybrid(asked: Asked[_HybridParameters]) -> Document:
     if words is not None:
         with suppress(UnknownModel, UnsupportedModel):  # then only the words count
             vectors["text"] = await _describe(asked)
-    async with asked.search.database.asking(asked.call) as engine:
-        for name, vector in vectors.items():
-            lists[name] = await engine.nearest(tenant, "global", vector, page, min_score=wanted.min_score - ROUNDING, where=where)
-        if words is not None:
-            found = await engine.match_text(tenant, words, page, is_fuzzy=wanted.fuzzy, where=where)
-            lists["words"] = found.items
+    engine = asked.search.asking(asked.call)
+    for name, vector in vectors.items():
+        lists[name] = await engine.nearest(tenant, "global", vector, page, min_score=wanted.min_score - ROUNDING, where=where)
+    if words is not None:
+        lists["words"] = (await engine.match_text(tenant, words, page, is_fuzzy=wanted.fuzzy, where=where)).items
     results = [_text(hit, score) | {"ranks": ranks} for hit, score, ranks in _fuse(lists)[offset:end]]
     return _fields("hybrid", results, query_text=UNSET if words is None else words)
 

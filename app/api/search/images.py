@@ -116,7 +116,7 @@ async def duplicate_groups(
     _, grouped = await ask(request, worker, lambda engine, tenant: engine.duplicate_statistics(tenant))
     groups = [
         {"group_id": group_id, "member_count": size, "primary_image_id": first.image_id, "primary_image_path": first.path}
-        for group_id, (first,), size in found.items
+        for group_id, size, first in found.items
     ]
     counts = {"total_groups": found.total, "total_duplicates": grouped, "page": page, "size": size}
     return await reply({**counts, "groups": groups})
@@ -135,7 +135,7 @@ async def duplicate_statistics(request: AnyRequest, worker: Worker) -> Document:
 @get("/query/duplicates/{group_id:str}", summary="Describe a group", responses=show("`members`"))
 async def duplicate_group(request: AnyRequest, worker: Worker, group_id: RecordId) -> ASGIResponse:
     """List the first 1,000 images of a group, with the cosine to the primary one, the first: `duplicate_score`."""
-    _, images, size = await ask(request, worker, lambda engine, tenant: engine.duplicate_group(tenant, group_id))
+    images, size = await ask(request, worker, lambda engine, tenant: engine.duplicate_group(tenant, group_id))
     members = [
         {"image_id": hit.image_id, "image_path": hit.path, "is_primary": hit is images[0], "duplicate_score": round(hit.score, 6)}
         for hit in images

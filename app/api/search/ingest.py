@@ -225,9 +225,9 @@ def _near(found: Ingested, image_id: str | UnsetType = UNSET) -> NearDuplicate |
 
 
 def _to_response(found: Ingested, **timed: Any) -> IngestResponse:  # noqa: ANN401 - the fields of `Timed`
-    image, added, (norm, errors) = found
+    image, added = found
     given: dict[str, Any] = {"image_id": image.image_id, "imohash": image.content_hash.hex(), **timed}
-    given["errors"] = [f"{part}: {detail}" for part, detail in errors.items()] or None
+    given["errors"] = [f"{part}: {detail}" for part, detail in image.errors.items()] or None
     if added.status == "duplicate" and added.duplicate is not None:
         given |= {"existing_image_id": added.duplicate.image_id, "existing_image_path": added.duplicate.path}
         return IngestResponse(status="duplicate", message="this content is indexed already", updated=added.updated, **given)
@@ -236,7 +236,7 @@ def _to_response(found: Ingested, **timed: Any) -> IngestResponse:  # noqa: ANN4
         status="success",
         num_detections=len(image.objects),
         num_faces=len(image.faces),
-        embedding_norm=None if norm is None else to_norm(norm),
+        embedding_norm=None if image.norm is None else to_norm(image.norm),
         indexed=to_indexed({**added.indexed, "global": bool(added.indexed.get("global"))}),
         near_duplicate=_near(found),
         ocr=None if texts is None else IngestedText(len(texts), "\n".join(texts), bool(texts)),
@@ -271,9 +271,7 @@ async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch
             index = own.image_index
             return await search.ingest(context.tenant, image, ids[index], own, wanted.options, path=paths[index])
 
-        totals = Counter[str]()
-
-        kept_as: list[str | None] = [None] * images
+        totals, kept_as = Counter[str](), dict[int, str]()
 
         async def keep(index: int, found: Ingested) -> tuple[NearDuplicate | None, DuplicateDetail | None]:
             totals.update(found.counts())
@@ -294,7 +292,7 @@ async def ingest_batch(request: AnyRequest, worker: Worker, search: WorkerSearch
         duplicate_details=[duplicate for _, duplicate in kept if duplicate] or None,
         error_details=errors or None,
         near_duplicate_details=[near for near, _ in kept if near] or None,
-        image_ids=kept_as,
+        image_ids=[*map(kept_as.get, range(images))],
         **context.ending,
     )
     return JsonResponse(msgspec.json.encode(document), _CREATED if document.processed > document.completed else 200)

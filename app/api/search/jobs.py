@@ -1,7 +1,7 @@
 """POST /ingest/directory and /search/reindex, /ingest/jobs: work that goes on without a request."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -23,9 +23,11 @@ from app.api.receiving.intake import Receiving
 from app.api.search.asking import PageNumber, PageSize, WorkerSearch, ask, describe_text
 from app.api.search.ingest import IngestFlags, Sums, numbers_of, sum_up
 from app.errors import InvalidParameter, MalformedRequest
+from app.model.heads import EmbeddingHead
+from app.model.reference import refer_to
 from app.pipeline.call import CallContext
-from app.search.engine import Family, Job, Page
-from app.search.jobs import DirectoryOptions, begin_reindex
+from app.search.engine import Failure, Family, Job, Page
+from app.search.jobs import DirectoryOptions, ReindexOptions
 from app.search.service import Search
 
 _PAUSE_SECONDS = 0.5
@@ -70,18 +72,10 @@ class JobAnswer(Sums, frozen=True, kw_only=True):
     ended_at: datetime | None
 
 
-class FileFailure(msgspec.Struct, frozen=True):
-    """A file that was not indexed, or an image that was not described anew."""
-
-    name: str
-    code: str
-    why: str
-
-
 class FailureList(msgspec.Struct, frozen=True):
     """The first 1,000 failures of a job, by name."""
 
-    failures: list[FileFailure]
+    failures: Sequence[Failure]
     total: int
     page: int
     size: int
@@ -129,7 +123,7 @@ async def job_failures(
 ) -> FailureList:
     """List the first 1,000 files, or images of this tenant, that failed, and why."""
     found = await ask(request, worker, lambda engine, tenant: engine.failures(tenant, job_id, Page(size, page * size)))
-    return FailureList([FileFailure(*each) for each in found.items], found.total, page, size)
+    return FailureList(found.items, found.total, page, size)
 
 
 @delete("/ingest/jobs/{job_id:str}", summary="Give up a job", opt={"scope": "ingest"}, **_GIVING_UP)
@@ -171,12 +165,21 @@ async def _begin_directory(search: Search, tenant: str, wanted: _DirectoryParame
     folder = str(await search.files.allowed(wanted.directory))
     options = DirectoryOptions(folder, wanted.recursive, wanted.max_images, wanted.options)
     folders = await search.files.identify([folder])
-    async with search.database.asking(call) as engine:
-        return await engine.add_job(tenant, "directory", msgspec.to_builtins(options), folders)
+    return await search.asking(call).add_job(tenant, "directory", msgspec.to_builtins(options), folders)
 
 
 async def _begin_reindex(search: Search, tenant: str, wanted: _ReindexParameters, call: CallContext) -> Job:
-    return await begin_reindex(search, tenant, wanted.family, wanted.allow_missing, call)
+    active, following = await search.engine.models(wanted.family)
+    spec = await search.newest_model(wanted.family, call)
+    reference = refer_to(spec.name, spec.version)
+    if active in {None, reference}:
+        why = "it has no vectors yet" if active is None else f"its vectors are those of {active} already, the default model"
+        cure = f"DELETE /search/reindex/{wanted.family} gives up the change to {following}"
+        raise InvalidParameter(f"family: {why}; {cure if following else 'there is nothing to do'}")
+    options = msgspec.to_builtins(ReindexOptions(wanted.family, reference, wanted.allow_missing))
+    folders = await search.files.identify([*map(str, search.options.folders)])
+    dimensions = spec.expect_head(EmbeddingHead).dimensions
+    return await search.engine.add_job(tenant, "reindex", options, folders, dimensions)
 
 
 @delete("/search/reindex/{family:str}", summary="Give up making the vectors anew", opt={"scope": "admin"}, **_GIVING_UP)

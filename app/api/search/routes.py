@@ -6,11 +6,9 @@ from litestar.handlers import HTTPRouteHandler
 
 from app.api.beside import REPORT, Report
 from app.api.context import AnyRequest, context_of
-from app.api.dependencies import Worker
 from app.api.routes import ModelRoute
 from app.api.search import find, images, ingest, jobs
 from app.api.search.asking import WorkerSearch, search_of
-from app.search.service import Search
 
 _ALL: list[HTTPRouteHandler] = [route for module in (ingest, jobs, find, images) for route in module.ROUTES]
 MODEL_ROUTES = [route for route in _ALL if isinstance(route, ModelRoute)]
@@ -24,10 +22,6 @@ async def report(request: AnyRequest, search: WorkerSearch) -> Report:
     return Report(await search.why_unusable(), search.is_read_only)
 
 
-def _search(worker: Worker) -> Search:
-    return search_of(worker)
-
-
 def providers() -> dict[str, Provide]:
     """Return the dependencies of one application by parameter name, as `app.api.dependencies.providers` does."""
-    return {"search": Provide(_search, use_cache=True, sync_to_thread=False)}
+    return {"search": Provide(search_of, use_cache=True, sync_to_thread=False)}

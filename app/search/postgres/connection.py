@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -17,6 +17,9 @@ from app.search.postgres.migrations import FIX_SCHEMA, LOCK, POOLED, migrate
 
 VECTORS_LOCK = LOCK + 1
 """Advisory lock, shared, of those who use tables of vectors."""
+
+MAX_LISTED = 1000
+"""So many images of a group, or with faces like one, are listed."""
 
 Connection: TypeAlias = Any
 """asyncpg's connection, which has no types."""
@@ -65,6 +68,7 @@ _CAUSES = (
     ((asyncpg.InternalServerError, asyncpg.PostgresSystemError), "has failed; its log says why"),
     (TimeoutError, "does not answer in time, or all connections to it are in use"),
     (OSError, "cannot be reached"),
+    (Exception, "cannot be reached, or does not answer in time"),
 )
 
 
@@ -75,11 +79,6 @@ class Database:
         self._url, self._connections, self._begin = url, connections, "BEGIN"
         self._pool: Any = None
         self._opening = asyncio.Lock()
-
-    async def open(self) -> None:
-        """Connect, and bring the schema up to date."""
-        with unavailable():
-            await self._ready()
 
     async def close(self) -> None:
         """Give back everything."""
@@ -107,8 +106,11 @@ class Database:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Connection]:
-        """Lend a connection that may define, and sees the rows of all tenants. Whoever is late waits for no server that hangs."""
-        with unavailable():
+        """Lend a connection that may define, and sees the rows of all tenants. Whoever is late waits for no server that hangs.
+
+        Raises SearchUnavailable if the database cannot be reached, does not answer in time, or cannot work.
+        """
+        try:
             pool = await self._ready()
             async with pool.acquire(timeout=_CONNECT_SECONDS) as connection:
                 try:
@@ -121,6 +123,11 @@ class Database:
                         except (*_AWAY, asyncpg.PostgresError):
                             connection.terminate()
                     raise
+        except asyncpg.DataError:  # ours: checks come before SQL
+            raise
+        except _AWAY as error:
+            cause = next(text for kind, text in _CAUSES if isinstance(error, kind))
+            raise SearchUnavailable(f"The database of search {cause}") from error
 
     @asynccontextmanager
     async def as_owner(self) -> AsyncIterator[Connection]:
@@ -144,18 +151,6 @@ async def become(connection: Connection, tenant: str) -> None:
         "SELECT pg_advisory_xact_lock_shared($2), set_config('role', 'nereid_search', true), set_config('nereid.tenant', $1, true)",
         *(tenant, VECTORS_LOCK),
     )
-
-
-@contextmanager
-def unavailable() -> Iterator[None]:
-    """Raise SearchUnavailable if the database cannot be reached, does not answer in time, or cannot work."""
-    try:
-        yield
-    except asyncpg.DataError:  # ours: checks come before SQL
-        raise
-    except _AWAY as error:
-        cause = next((text for kind, text in _CAUSES if isinstance(error, kind)), "cannot be reached, or does not answer in time")
-        raise SearchUnavailable(f"The database of search {cause}") from error
 
 
 async def lock(connection: Connection, *names: tuple[object, ...]) -> None:

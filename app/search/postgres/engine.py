@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from msgspec.structs import astuple
+
 from app.errors import GatewayFull, UnknownRecord
 from app.search.engine import Failure, Family, Found, Job, Page
-from app.search.postgres.connection import Connection, become, fetch_page
+from app.search.postgres.connection import become, fetch_page
 from app.search.postgres.find import Find
-from app.search.postgres.groups import Groups
 from app.search.postgres.values import check_metadata, record, to_uuid
 from app.search.postgres.vectors import begin, delete_model
 
@@ -18,26 +19,30 @@ _GIVE_UP = "UPDATE jobs SET state = 'failed', error = 'it was given up', ended_a
 _WAITS = "state = 'waiting' OR (state = 'running' AND saved_at < clock_timestamp() - make_interval(secs => $1))"
 
 
-class PostgresEngine(Find, Groups):
+class PostgresEngine(Find):
     """The engine on PostgreSQL, which connects when it is first asked.
 
     Everything belongs to a tenant, the first argument; nobody sees the records of another one. Every method raises
     SearchUnavailable if the database cannot be reached or does not answer in time.
     """
 
-    async def add_job(self, tenant: str, kind: Kind, options: dict[str, Any], folders: Mapping[str, int]) -> Job:
-        """Add a job, which waits for one who has these folders, by their numbers; raise GatewayFull if too many have not ended."""
-        async with self.as_tenant(tenant) as connection:
-            return await _add_job(connection, kind, options, folders)
-
-    async def begin_reindex(
-        self, tenant: str, model: str, dimensions: int, options: dict[str, Any], folders: Mapping[str, int]
+    async def add_job(
+        self, tenant: str, kind: Kind, options: dict[str, Any], folders: Mapping[str, int], dimensions: int | None = None
     ) -> Job:
-        """Keep vectors of another model and add the job that makes them, or neither; errors are those of both."""
+        """Add a job, which waits for one who has these folders, by their numbers; raise GatewayFull if too many have not ended.
+
+        With the `dimensions` of a model, vectors of that are kept from then on, or neither; errors are those of `begin_model`, too.
+        """
+        check_metadata(options)
         async with self.as_owner() as connection:
-            await begin(connection, options["family"], model, dimensions)
+            if dimensions is not None:
+                await begin(connection, options["family"], options["model"], dimensions)
             await become(connection, tenant)
-            return await _add_job(connection, "reindex", options, folders)
+            await connection.execute(f"DELETE FROM jobs WHERE ended_at < now() - interval '{_KEPT_DAYS} days'")
+            if await connection.fetchval("SELECT count(*) FROM jobs WHERE ended_at IS NULL") >= _MAX_JOBS:
+                raise GatewayFull(f"{_MAX_JOBS} jobs have not ended yet", "requests", 60)
+            insert = "INSERT INTO jobs (kind, options, folders) VALUES ($1, $2, $3) RETURNING *"
+            return record(Job, await connection.fetchrow(insert, kind, options, folders))
 
     async def give_up_reindex(self, family: Family) -> None:
         """Keep no vectors of the next model, and end the jobs that make them; raise UnknownRecord if there is no such model."""
@@ -90,7 +95,7 @@ class PostgresEngine(Find, Groups):
                 await connection.execute(
                     "INSERT INTO failures (job_id, name, code, why) SELECT $1, * FROM unnest($2::text[], $3::text[], $4::text[])"
                     f" LIMIT {_MAX_FAILURES} - (SELECT count(*) FROM failures WHERE job_id = $1) ON CONFLICT DO NOTHING",
-                    *(job_id, *map(list, zip(*failures, strict=True))),
+                    *(job_id, *map(list, zip(*map(astuple, failures), strict=True))),
                 )
         return bool(saved)
 
@@ -99,7 +104,7 @@ class PostgresEngine(Find, Groups):
         async with self.as_tenant(tenant) as connection:
             query = "SELECT name, code, why FROM failures WHERE job_id = $1 ORDER BY name"
             rows, total = await fetch_page(connection, query, page, to_uuid(job_id, "job"))
-        return Found([Failure(*row[:3]) for row in rows], total)
+        return Found([record(Failure, row) for row in rows], total)
 
     async def job(self, tenant: str, job_id: str) -> Job:
         """Return a job; raise UnknownRecord."""
@@ -114,12 +119,3 @@ class PostgresEngine(Find, Groups):
         async with self.as_tenant(tenant) as connection:
             rows, total = await fetch_page(connection, "SELECT * FROM jobs ORDER BY created_at DESC, job_id", page)
         return Found([record(Job, row) for row in rows], total)
-
-
-async def _add_job(connection: Connection, kind: Kind, options: dict[str, Any], folders: Mapping[str, int]) -> Job:
-    check_metadata(options)
-    await connection.execute(f"DELETE FROM jobs WHERE ended_at < now() - interval '{_KEPT_DAYS} days'")
-    if await connection.fetchval("SELECT count(*) FROM jobs WHERE ended_at IS NULL") >= _MAX_JOBS:
-        raise GatewayFull(f"{_MAX_JOBS} jobs have not ended yet", "requests", 60)
-    insert = "INSERT INTO jobs (kind, options, folders) VALUES ($1, $2, $3) RETURNING *"
-    return record(Job, await connection.fetchrow(insert, kind, options, folders))

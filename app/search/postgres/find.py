@@ -1,15 +1,15 @@
-"""What a search finds: by vectors, and by words."""
+"""What a search finds: by vectors, and by words; and groups of near duplicates."""
 
 import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from app.errors import SearchUnavailable
+from app.errors import SearchUnavailable, UnknownRecord
 from app.search.engine import EVERYTHING, FAMILY, Filter, Found, Hit, Index, IndexStatistics, Page, TextPart, Vector, VectorIndex
-from app.search.postgres.connection import fetch_page
+from app.search.postgres.connection import MAX_LISTED, fetch_page
 from app.search.postgres.images import Images
-from app.search.postgres.values import check_metadata, check_text, folded, grams_of, jaccard, record
-from app.search.postgres.vectors import nearest, tables
+from app.search.postgres.values import check_metadata, check_text, folded, grams_of, jaccard, record, to_uuid
+from app.search.postgres.vectors import active, nearest, tables
 
 _MAX_QUERY = 500
 _SHARE_OF_GRAMS = 0.5
@@ -82,13 +82,44 @@ class Find(Images):
             found["ocr"] = IndexStatistics("ocr", *row)
         return list(found.values())
 
+    async def duplicate_groups(self, tenant: str, page: Page, min_size: int) -> Found:
+        """Return groups, largest first: the id, the size, and the image that was there first of each."""
+        async with self.as_tenant(tenant) as connection:
+            rows, total = await fetch_page(
+                connection,
+                "SELECT g.group_id::text, size, image_id, path, metadata, 1::double precision AS score FROM ("
+                "SELECT group_id, count(*) AS size, min(number) AS first FROM images WHERE group_id IS NOT NULL GROUP BY 1"
+                " HAVING count(*) >= $1) g JOIN images ON number = first ORDER BY size DESC, first",
+                page,
+                max(2, min_size),
+            )
+        return Found([(row["group_id"], row["size"], record(Hit, row)) for row in rows], total)
+
+    async def duplicate_group(self, tenant: str, group_id: str) -> Found:
+        """Return the first images of a group, with the cosine to the one that was there first; raise UnknownRecord."""
+        async with self.as_tenant(tenant) as connection:
+            table = await active(connection, "image")  # its vectors have made the groups
+            rows = table and await connection.fetch(
+                "SELECT image_id, path, i.metadata, count(*) OVER () AS size,"
+                " coalesce(1 - (vector <=> first_value(vector) OVER (ORDER BY i.number)), 1) AS score"
+                f" FROM images i LEFT JOIN vectors_{table.number} v ON v.image = i.number AND v.part IS NULL"
+                " WHERE group_id = $1 ORDER BY i.number LIMIT $2",
+                *(to_uuid(group_id, "group"), MAX_LISTED),
+            )
+        if not rows:
+            raise UnknownRecord("There is no such group")
+        return Found([record(Hit, row) for row in rows], rows[0]["size"])
+
+    async def duplicate_statistics(self, tenant: str) -> tuple[int, int]:
+        """Return the number of groups, and that of the images in them."""
+        query = "SELECT count(*) AS size FROM images WHERE group_id IS NOT NULL GROUP BY group_id HAVING count(*) > 1"
+        async with self.as_tenant(tenant) as connection:
+            row = await connection.fetchrow(f"SELECT count(*), coalesce(sum(size), 0)::bigint FROM ({query}) groups")
+        return row[0], row[1]
+
 
 def _where(where: Filter, first: int) -> tuple[str, list[object]]:
-    given = {
-        "metadata @>": check_metadata(where.metadata) or None,
-        "added_at >=": where.after,
-        "added_at <": where.before,
-    }
+    given = {"metadata @>": check_metadata(where.metadata) or None, "added_at >=": where.after, "added_at <": where.before}
     values = {left: value for left, value in given.items() if value is not None}
     return "".join(f" AND {left} ${number}" for number, left in enumerate(values, first)), list(values.values())
 

@@ -1,35 +1,18 @@
 """Images: added, read and deleted, each with all of its parts in one transaction."""
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
 
 from app.errors import SearchUnavailable, UnknownRecord
-from app.search.engine import (
-    MAX_LISTED,
-    PART_OF,
-    Added,
-    Duplicate,
-    FacePart,
-    Family,
-    Index,
-    Known,
-    NewImage,
-    ObjectPart,
-    Page,
-    States,
-    StoredImage,
-    TextPart,
-    Vector,
-)
-from app.search.postgres.connection import Connection, lock
+from app.search.engine import Added, Duplicate, FacePart, Known, NewImage, ObjectPart, Page, States, StoredImage, TextPart, Vector
+from app.search.postgres.connection import MAX_LISTED, Connection, lock
 from app.search.postgres.values import check_metadata, check_text, folded, grams_of, record, to_uuid
-from app.search.postgres.vectors import NewVectors, Table, Vectors, active, insert, lacking_of, nearest, tables
+from app.search.postgres.vectors import NewVectors, Table, Vectors, active, count, insert, lacking_of, nearest, states_of, tables
 
-T = TypeVar("T")
 _MAX_TEXT, _MAX_GRAMS = 100_000, 50_000
 _INSERT_PART = """
 INSERT INTO parts (image, part_id, position, index, box, score, thumbnail, class_id, class_name, landmarks, quality)
@@ -56,18 +39,15 @@ class Images(Vectors):
         `completes`: it takes the place of the same one, if that is in these states yet: its time and group stay, and path and
         metadata if the new one has none.
         """
-
-        async def write(connection: Connection, known: Sequence[Table]) -> Added:
+        async with self._writing(tenant, [image]) as (connection, known):
             old = completes and await connection.fetchrow(f"SELECT * {_OF_CONTENT}", image.image_id, image.content_hash)
-            if not old or await _states(connection, old) != completes:
-                return await _add(connection, known, image, skip_duplicates=skip_duplicates, near=near)
-            await connection.execute("DELETE FROM images WHERE number = $1", old["number"])
-            image.path, image.metadata = image.path or old["path"], image.metadata or old["metadata"]
-            near_now = None if old["group_id"] else near
-            added = await _add(connection, known, image, skip_duplicates=False, near=near_now, old=old)
-            return added._replace(status="completed")
-
-        return await self._write(tenant, [image], write)
+            if old and await states_of(connection, old) == completes:
+                image.path, image.metadata = image.path or old["path"], image.metadata or old["metadata"]
+                added = await _add(connection, known, image, near=None if old["group_id"] else near, old=old)
+                return added._replace(status="completed")
+            if twin := await _find_content(connection, image.content_hash, image.image_id, others=skip_duplicates):
+                return Added("duplicate", {}, Duplicate(*twin[:4]))
+            return await _add(connection, known, image, near=near)
 
     async def register(self, tenant: str, name: str, images: Sequence[NewImage]) -> tuple[bool, Sequence[bool]]:
         """Add images whose faces get a name, in place of those with their ids; all or none.
@@ -75,24 +55,16 @@ class Images(Vectors):
         Return whether the name was there, and for each image whether it was.
         """
         check_text(name, "The name of a person")
-
-        async def write(connection: Connection, known: Sequence[Table]) -> tuple[bool, Sequence[bool]]:
+        async with self._writing(tenant, images) as (connection, known):
             await lock(connection, (tenant, "name", name))
             is_known: bool = await connection.fetchval("SELECT EXISTS (SELECT FROM parts WHERE name = $1)", name)
-            replaced = []
-            for image in images:
-                replaced.append(
-                    bool(await connection.fetchval("DELETE FROM images WHERE image_id = $1 RETURNING true", image.image_id))
-                )
-                await _add(connection, known, image, skip_duplicates=False, near=None)
+            replaced = [(await _add(connection, known, image)).status == "replaced" for image in images]
             await connection.execute(
                 "UPDATE parts SET name = $1 WHERE landmarks IS NOT NULL"
                 " AND image IN (SELECT number FROM images WHERE image_id = ANY ($2))",
                 *(name, [image.image_id for image in images]),
             )
-            return is_known, replaced
-
-        return await self._write(tenant, images, write)
+        return is_known, replaced
 
     async def names(self, tenant: str) -> Sequence[str]:
         """Return the names of faces, in order."""
@@ -132,31 +104,32 @@ class Images(Vectors):
                 await connection.execute("DELETE FROM images WHERE image_id = ANY ($1)", [*others])
         return sorted(others)
 
-    async def _write(
-        self, tenant: str, images: Sequence[NewImage], write: Callable[[Connection, Sequence[Table]], Awaitable[T]]
-    ) -> T:
+    @asynccontextmanager
+    async def _writing(self, tenant: str, images: Sequence[NewImage]) -> AsyncIterator[tuple[Connection, Sequence[Table]]]:
+        vectors = dict[Any, Vector]()
         for image in images:
             _check(image)
-        vectors = [each for image in images for each in _vectors(image)]
+            vectors.update(("image", vector) for vector in image.vectors)
+            vectors.update(("image", vector) for part in image.objects for vector in part.vectors)
+            vectors.update(("face", vector) for face in image.faces for vector in face.vectors)
         locks = [(tenant, *key) for image in images for key in (("hash", image.content_hash), ("id", image.image_id))]
         while True:
             async with self.as_tenant(tenant) as connection:
                 known = await tables(connection)
-                families = {table.family for table in known}
-                new = next((each for each in vectors if each[0] not in families), None)
-                if new is None:
+                new = [family for family in vectors if family not in {table.family for table in known}]
+                if not new:
                     await lock(connection, *locks)  # whoever comes second sees what the first one has added
-                    return await write(connection, known)
-            family, vector = new
-            await self.begin_model(family, vector.model, len(vector.values))
+                    yield connection, known
+                    return
+            for family in new:
+                await self.begin_model(family, vectors[family].model, len(vectors[family].values))
 
     async def find_content(self, tenant: str, content_hash: bytes, image_id: str = "", *, others: bool = True) -> Known | None:
         """Return the image with this content, so that no model need be asked about it again; without `others` that of the id."""
         async with self.as_tenant(tenant) as connection:
             if (twin := await _find_content(connection, content_hash, image_id, others=others)) is None:
                 return None
-            row = await connection.fetchrow("SELECT number, states FROM images WHERE image_id = $1", twin.image_id)
-            return Known(twin, await _states(connection, row), await lacking_of(connection, row["number"]))
+            return Known(Duplicate(*twin[:4]), await states_of(connection, twin), await lacking_of(connection, twin["number"]))
 
     async def rename(self, tenant: str, content_hash: bytes, image_id: str, new_id: str) -> None:
         """Give an image of this content another id, in place of the image that has it; do nothing if it is not there any more."""
@@ -196,7 +169,7 @@ class Images(Vectors):
             vector = table and await connection.fetchval(
                 f"SELECT vector::vector FROM vectors_{table.number} WHERE image = $1 AND part IS NULL", row["number"]
             )
-            indexed, states = await _count(connection, row["number"]), await _states(connection, row)
+            indexed, states = await count(connection, row["number"]), await states_of(connection, row)
         return record(
             StoredImage,
             row,
@@ -209,12 +182,12 @@ class Images(Vectors):
             vector=vector,
         )
 
-    async def delete(self, tenant: str, image_id: str) -> Mapping[Index, int]:
+    async def delete(self, tenant: str, image_id: str) -> Mapping[str, int]:
         """Delete an image with all of its parts; return how many records there were, or raise UnknownRecord."""
         async with self.as_tenant(tenant) as connection:
             await lock(connection, (tenant, "id", image_id))
             number = (await _find(connection, image_id))["number"]
-            counts = await _count(connection, number)
+            counts = await count(connection, number)
             await connection.execute("DELETE FROM images WHERE number = $1", number)
         return counts
 
@@ -245,26 +218,15 @@ def _check(image: NewImage) -> None:
     check_text("\n".join(line.text for line in image.lines or ()), "The text of an image", _MAX_TEXT)
 
 
-def _vectors(image: NewImage) -> Iterator[tuple[Family, Vector]]:
-    parts: Sequence[tuple[Family, Sequence[Any]]] = [("image", [image, *image.objects]), ("face", image.faces)]
-    return ((family, vector) for family, having in parts for one in having for vector in one.vectors)
-
-
-async def _add(  # noqa: PLR0913 - the parts of an addition
+async def _add(
     connection: Connection,
     known: Sequence[Table],
     image: NewImage,
     *,
-    skip_duplicates: bool,
-    near: float | None,
+    near: float | None = None,
     old: Any = None,  # noqa: ANN401 - asyncpg's record
 ) -> Added:
-    twin = await _find_content(connection, image.content_hash, image.image_id, others=skip_duplicates)
-    if twin is not None:
-        return Added("duplicate", {}, twin)
-    same = await connection.fetchval("SELECT number FROM images WHERE image_id = $1", image.image_id)
-    if same is not None:
-        await connection.execute("DELETE FROM images WHERE number = $1", same)
+    same = await connection.fetchval("DELETE FROM images WHERE image_id = $1 RETURNING number", image.image_id)
     duplicate = None if near is None else await _nearest(connection, known, image.vectors, near)
     number = await connection.fetchval(
         "INSERT INTO images (image_id, content_hash, path, metadata, width, height, group_id, thumbnail, states, added_at)"
@@ -290,7 +252,7 @@ async def _add(  # noqa: PLR0913 - the parts of an addition
             "INSERT INTO texts (image, lines, words, grams) VALUES ($1, $2, to_tsvector('simple', $3), $4)",
             *(number, msgspec.to_builtins(image.lines), folded(text), sorted(grams_of(text))[:_MAX_GRAMS]),
         )
-    return Added("replaced" if same is not None else "added", await _count(connection, number), duplicate)
+    return Added("replaced" if same is not None else "added", await count(connection, number), duplicate)
 
 
 async def _find(connection: Connection, image_id: str) -> Any:  # noqa: ANN401 - asyncpg's record
@@ -304,27 +266,12 @@ async def _find(connection: Connection, image_id: str) -> Any:  # noqa: ANN401 -
     return row
 
 
-async def _states(connection: Connection, row: Any) -> States | None:  # noqa: ANN401 - asyncpg's record of an image
-    # Vectors that are searched may be those of a model that came later, or were lost then.
-    states: dict[str, dict[str, str]] = row["states"] or {}
-    for family, part in PART_OF.items():
-        own, table = states.get(part, {}), await active(connection, family)
-        if table and own.get("state") == "there" and own.get("model", table.model) != table.model:
-            query = f"SELECT EXISTS (SELECT FROM vectors_{table.number} WHERE image = $1)"
-            lost = {"state": "left_out", "why": f"its vectors were lost when the model was changed to {table.model}"}
-            states[part] = own | {"model": table.model} if await connection.fetchval(query, row["number"]) else lost
-    return row["states"] and states
-
-
-async def _find_content(
-    connection: Connection, content_hash: bytes, image_id: str = "", *, others: bool = True
-) -> Duplicate | None:
-    row = await connection.fetchrow(
-        "SELECT image_id, path, 1::double precision, group_id::text FROM images WHERE content_hash = $1 AND (image_id = $2 OR $3)"
-        " ORDER BY image_id = $2 DESC, number LIMIT 1",
-        *(content_hash, image_id, others),
+async def _find_content(connection: Connection, content: bytes, image_id: str, *, others: bool) -> Any:  # noqa: ANN401 - as above
+    return await connection.fetchrow(  # the first columns are the fields of `Duplicate`
+        "SELECT image_id, path, 1::double precision, group_id::text, number, states FROM images"
+        " WHERE content_hash = $1 AND (image_id = $2 OR $3) ORDER BY image_id = $2 DESC, number LIMIT 1",
+        *(content, image_id, others),
     )
-    return row and Duplicate(*row)
 
 
 async def _nearest(connection: Connection, known: Sequence[Table], vectors: Sequence[Vector], near: float) -> Duplicate | None:
@@ -342,15 +289,3 @@ async def _nearest(connection: Connection, known: Sequence[Table], vectors: Sequ
                 )
                 return row and Duplicate(*row)
     return None
-
-
-async def _count(connection: Connection, number: int) -> Mapping[Index, int]:
-    counts: Counter[Index] = Counter()
-    for table in await tables(connection):
-        if table.state == "active":
-            rows = await connection.fetch(
-                f"SELECT index, count(*) FROM vectors_{table.number} WHERE image = $1 GROUP BY 1 ORDER BY 1", number
-            )
-            counts.update(dict(rows))
-    counts.update(ocr=await connection.fetchval("SELECT count(*) FROM texts WHERE image = $1", number))
-    return +counts

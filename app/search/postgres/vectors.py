@@ -1,12 +1,13 @@
 """Tables of vectors, one a model; and the models whose vectors are kept."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from app.errors import InvalidParameter, SearchUnavailable
-from app.search.engine import FAMILY, Family, ModelsInUse, Page, Vector, VectorIndex
+from app.search.engine import FAMILY, PART_OF, Family, ModelsInUse, Page, States, Vector, VectorIndex
 from app.search.postgres.connection import VECTORS_LOCK, Connection, Database, lock
 from app.search.postgres.migrations import refuse_damage
 from app.search.postgres.values import check_vector
@@ -232,6 +233,31 @@ async def lacking_of(connection: Connection, image: int) -> Mapping[Family, str]
             if await connection.fetchval(f"SELECT EXISTS ({' EXCEPT '.join(some)})", image):
                 found[table.family] = table.model
     return found
+
+
+async def states_of(connection: Connection, row: Any) -> States | None:  # noqa: ANN401 - asyncpg's record of an image
+    """Return the states of the parts of an image now: its vectors may be those of a later model, or were lost when that came."""
+    states: dict[str, dict[str, str]] = row["states"] or {}
+    for family, part in PART_OF.items():
+        own, table = states.get(part, {}), await active(connection, family)
+        if table and own.get("state") == "there" and own.get("model", table.model) != table.model:
+            query = f"SELECT EXISTS (SELECT FROM vectors_{table.number} WHERE image = $1)"
+            lost = {"state": "left_out", "why": f"its vectors were lost when the model was changed to {table.model}"}
+            states[part] = own | {"model": table.model} if await connection.fetchval(query, row["number"]) else lost
+    return row["states"] and states
+
+
+async def count(connection: Connection, image: int) -> Mapping[str, int]:
+    """Return how many records of an image are in each index, if any."""
+    counts = Counter[str]()
+    for table in await tables(connection):
+        if table.state == "active":
+            rows = await connection.fetch(
+                f"SELECT index, count(*) FROM vectors_{table.number} WHERE image = $1 GROUP BY 1 ORDER BY 1", image
+            )
+            counts.update(dict(rows))
+    counts.update(ocr=await connection.fetchval("SELECT count(*) FROM texts WHERE image = $1", image))
+    return +counts
 
 
 async def _count_lacking(connection: Connection, known: Mapping[str, Table], after: int, last: int) -> int:

@@ -179,7 +179,7 @@ async def test_file_that_ends_its_process_is_tried_three_times(
             json(await client.delete(f"/ingest/jobs/{foreign.job_id}"), status)
     ended = await own_engine.job("", job.job_id)
     assert (ended.counts["processed"], ended.counts["duplicates"], begun_at) == (1, 1, [*names[:2]])
-    assert [tuple(one)[:2] for one in (await own_engine.failures("", job.job_id, Page(9))).items] == [
+    assert [(one.name, one.code) for one in (await own_engine.failures("", job.job_id, Page(9))).items] == [
         (str(tmp_path / "a.bmp"), "process_ended")
     ]
     assert (waiting["state"], waiting["status"], waiting["error"].endswith("DELETE gives it up")) == ("waiting", "success", True)
