@@ -136,9 +136,13 @@ class SearchProcess:
                 self._waiting[client] = inf
                 kept = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _HOP_BY_HOP]
                 await send({"type": "http.response.start", "status": response.status_code, "headers": kept})
+                last = b""
                 async for part in response.aiter_raw():
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    if last:
+                        await send({"type": "http.response.body", "body": last, "more_body": True})
+                    last = part
+        # Not in the block, which the client interrupts that leaves when it has all.
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
     @contextmanager
     def _counting(self, caller: Caller) -> Iterator[None]:

@@ -37,7 +37,8 @@ _ATTEMPTS, _PAUSE_SECONDS = 3, 5.0
 _MAX_SKIPPED, _MAX_ID = 20, 256
 
 _NOT_HERE = "it waits for a gateway on the machine where it was begun, with the same NEREID_SEARCH_FOLDERS; DELETE gives it up"
-_REGISTER, _INGEST = "a registered face has no file: register it again", "its file is gone, or has changed: ingest it again"
+_REGISTER = "a registered face has no file: register it again"
+_INGEST = "its file is gone, has changed, or is not in NEREID_SEARCH_FOLDERS: ingest it again"
 _DEADLY = Failure("", "process_ended", f"the process has ended {_ATTEMPTS} times while it worked on this")
 
 T = TypeVar("T")
@@ -224,7 +225,8 @@ class _Work:
                 faces = job.counts.get(_REGISTER, 0)
                 again = f"register again those that are registered faces ({faces}), " if faces else ""
                 repeating = f"{again}ingest them again or delete them, and repeat this; or repeat it with allow_missing={lost}"
-                return f"the files of {lost} images are gone, so the index stays: {repeating}, which loses them, {giving_up}"
+                why = f"the files of {lost} images are gone, or not in NEREID_SEARCH_FOLDERS (`failures`), so the index stays"
+                return f"{why}: {repeating}, which loses them, {giving_up}"
 
     async def _redescribe(self, wanted: ReindexOptions, image: tuple[str, str, str | None], call: CallContext) -> dict[str, int]:
         tenant, image_id, path = image

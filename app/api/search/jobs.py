@@ -50,7 +50,9 @@ class _DirectoryParameters(IngestFlags, frozen=True, forbid_unknown_fields=True,
 
 class _ReindexParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     family: Annotated[Family, Meta(description="`image`: vectors of images and objects; `face`: those of faces.")] = "image"
-    allow_missing: Annotated[int, Meta(ge=0, description="So many images, whose files are gone, may lose their vectors.")] = 0
+    allow_missing: Annotated[
+        int, Meta(ge=0, le=1_000_000_000, description="So many images, whose files are gone, may lose their vectors.")
+    ] = 0
     wait: _Wait = True
 
 

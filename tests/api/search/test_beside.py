@@ -4,11 +4,13 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import httpx
 import msgspec
 import pytest
+from litestar.types import Message, Receive, Scope, Send
 
 from app.api import beside
 from app.api.search import routes
@@ -19,7 +21,7 @@ from tests.api.conftest import post_unread, write_keys
 from tests.api.search.conftest import OpenGateway, key
 from tests.postgres import Server, name_of
 from tests.search.made import gateway_of, served
-from tests.support import SCENE, json, started, until
+from tests.support import SCENE, call, json, started, until
 
 ROUTES = [
     (method, path) for route in (*routes.MODEL_ROUTES, *routes.ROUTES) for path in route.paths for method in route.http_methods
@@ -66,6 +68,29 @@ async def test_unfinished_uploads_are_refused_above_a_limit_and_delay_no_detecti
     assert (refused["code"], refused["detail"]) == ("gateway_full", "too many requests of search are in progress")
     assert {answer.status_code for answer in await asyncio.gather(*uploads)} <= {200, 201}
     json(await gateway.get("/query/duplicates"))
+
+
+async def test_client_that_leaves_with_the_last_byte_interrupts_nothing(
+    search_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.api.receiving.client_watch._FIRST_CHECK_SECONDS", 0)
+    async with served(search_settings) as app:
+        has_all = asyncio.Event()
+
+        async def receive() -> Any:  # noqa: ANN401
+            await has_all.wait()
+            return {"type": "http.disconnect"}
+
+        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_slowly(message: Message) -> None:
+                await send(message)
+                if message.get("body"):
+                    has_all.set()
+                    await asyncio.sleep(0.1)
+
+            await app(scope, receive, send_slowly)
+
+        assert (await call(watched, receive, "/ocr/search?text=r")).status == 200
 
 
 async def test_process_is_asked_about_its_database_only_while_requests_wait(
