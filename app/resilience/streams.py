@@ -88,12 +88,11 @@ class StreamQueue(ModelQueue):
         firsts = {frame.caller: frame for frame in self.frames}  # what comes last stays
         for frame in sorted(firsts.values(), key=lambda frame: self._rank(frame.turn)):
             caller, rank = frame.caller, self._rank(frame.turn)
-            others = self._part(caller).counts.of(caller) - self._active.of(caller)
-            if 0 < rank[1] < self._max_active <= rank[1] + others:
+            if 0 < rank[1] < self._max_active <= rank[1] + self._part(caller).counts.of(caller) - self._active.of(caller):
                 continue
             self._table.set(self._next, frame.turn)
-            is_first = rank <= min(map(self._rank, filter(None, self._values(self._next))))
-            if not is_first or sum(self._values(self._sum)) >= self._max_active:
+            is_first = rank <= min(map(self._rank, filter(None, self._living_values(self._next))))
+            if not is_first or sum(self._living_values(self._sum)) >= self._max_active:
                 break
             if (permit := self.try_admit(caller)) is not None:
                 self._table.shared[frame.cells.stop - 1] = _ADMITTED
@@ -109,9 +108,8 @@ class StreamQueue(ModelQueue):
             self._poll = asyncio.get_running_loop().call_later(_POLL_SECONDS, self._look)
 
     def _rank(self, turn: int) -> tuple[int, int, int]:
-        return turn >> 60, sum(self._values(turn >> 46 & 0x3FFF)), turn & (1 << 46) - 1
+        return turn >> 60, sum(self._living_values(turn >> 46 & 0x3FFF)), turn & (1 << 46) - 1
 
-    def _values(self, column: int) -> list[int]:
-        """Return the cells of all workers that do not hang."""
+    def _living_values(self, column: int) -> list[int]:
         since = (monotonic() - _HUNG_SECONDS) * _TICKS_PER_SECOND
         return [value for value, at in zip(*map(self._table.values, (column, self._looked_at)), strict=True) if at > since]

@@ -133,8 +133,7 @@ async def _receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     uses_cache = pipeline.cache is not None and getattr(wanted, "use_cache", True)
     uses_cache = uses_cache and b"no-store" not in context.headers.get(b"cache-control", b"").lower()
     further: dict[str, Any] = {"trace": trace, "allows_truncated": wanted.truncated == "allow", "uses_cache": uses_cache}
-    if context.stream:
-        further["stream"] = f"{context.stream} {context.client_address}" if worker.keys is None else context.stream
+    further["stream"] = context.stream and f"{context.stream} {context.client_address if worker.keys is None else ''}"
     if pipeline.router is not None:
         further |= {"route_key": header_of(scope, b"x-route-key"), "after_answer": context.after_answer}
     call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.caller, **further)
