@@ -35,6 +35,8 @@ class Database:
         self._checked: tuple[float, str | None] = -_CHECK_SECONDS, None
         self.is_read_only = False
         """Whether the database takes no images now, as `why_unusable` found."""
+        self.new_job = asyncio.Event()
+        """Set when there is a job, which is begun at once."""
         self._active: dict[Family, tuple[float, str]] = {}
 
     def asking(self, call: CallContext) -> PostgresEngine:

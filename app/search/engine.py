@@ -185,14 +185,6 @@ class StoredImage(NewImage, kw_only=True):
     duplicate_group: str | None
 
 
-class IndexStatistics(NamedTuple):
-    """Size of an index. The bytes are those of all tenants."""
-
-    name: Index
-    records: int
-    nbytes: int
-
-
 class Job(msgspec.Struct, kw_only=True):
     """Work that goes on without a request: whoever runs it may die; another worker then goes on where it was."""
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 from time import monotonic
-from typing import NamedTuple, TypeVar
+from typing import TypeAlias, TypeVar
 
 from app.errors import InvalidParameter, NotOffered, SearchUnavailable
 from app.expected import is_plain
@@ -30,17 +30,8 @@ _MACHINE_IDS = "/etc/machine-id", "/proc/sys/kernel/random/boot_id"
 T = TypeVar("T")
 
 
-class Listing(NamedTuple):
-    """What is in a folder, and in those below it."""
-
-    paths: Sequence[str]
-    """Of images, sorted."""
-    others: Counter[str]
-    """Suffixes of other files."""
-    excluded: int
-    """Images and folders that were left out because of their names."""
-    unreadable: Sequence[str]
-    """Folders that cannot be read."""
+Listing: TypeAlias = tuple[Sequence[str], Counter[str], int, Sequence[str]]
+"""Paths of images, sorted; suffixes of other files; images and folders left out because of their names; unreadable folders."""
 
 
 class Files:
@@ -65,8 +56,9 @@ class Files:
     async def has_moved(self, path: str | None, content: bytes) -> bool:
         """Return whether a file in the folders is not at its path any more, because there is none, or one of other content."""
         with suppress(SearchUnavailable, OSError):
-            if path is not None and self._root(path) is not None:  # read once: a caller waits
-                return await self._in_thread(partial(self._has_moved, path, content), path)
+            if path is not None and (root := self._root(path)) is not None:  # read once: a caller waits
+                # A folder without its disk is empty.
+                return await self._in_thread(lambda: next(root.iterdir(), None) is not None and self._read(path) != content, path)
         return False
 
     async def list(self, directory: Path, *, recursive: bool) -> Listing:
@@ -115,11 +107,6 @@ class Files:
                 return path
         raise InvalidParameter("directory: expected a folder in NEREID_SEARCH_FOLDERS, or below one of these")
 
-    def _has_moved(self, path: str, content: bytes) -> bool:
-        root = self._root(path)
-        is_mounted = root is not None and next(root.iterdir(), None) is not None
-        return is_mounted and self._read(path) != content
-
     def _root(self, path: str) -> Path | None:
         return max(filter(Path(path).is_relative_to, self.folders), key=lambda folder: len(folder.parts), default=None)
 
@@ -159,7 +146,7 @@ class Files:
             if monotonic() - paused_at >= 1:
                 yield None
                 paused_at = monotonic()
-        yield Listing(sorted(paths), others, excluded, unreadable)
+        yield sorted(paths), others, excluded, unreadable
 
     def _read(self, path: str) -> bytes | None:
         with suppress(FileNotFoundError, NotADirectoryError, ValueError):

@@ -54,11 +54,6 @@ class Ingested(NamedTuple):
 class Search(Describer):
     """Search, in one worker."""
 
-    def __init__(self, options: SearchOptions, pipeline: Pipeline, catalog: Catalog, metrics: Metrics) -> None:
-        super().__init__(options, pipeline, catalog, metrics)
-        self.new_job = asyncio.Event()
-        """Set when there is a job, which is begun at once."""
-
     async def ingest(  # noqa: PLR0913 - what is told of an image
         self,
         tenant: str,

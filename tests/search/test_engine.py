@@ -88,7 +88,7 @@ async def test_added_image_is_read_and_deleted_with_all_its_parts(engine: Postgr
     (face,) = await engine.nearest("", "faces", vector(201, FACE, 32), PAGE)
     assert await engine.thumbnail("", "image 1", face.part_id) == b"face"
     assert await engine.delete("", "image 1") == added.indexed
-    assert all(not index.records for index in await engine.statistics(""))
+    assert not any(records for records, _ in (await engine.statistics("")).values())
     with pytest.raises(UnknownRecord):
         await engine.delete("", "image 1")
 
@@ -101,7 +101,7 @@ async def test_same_image_is_there_once(engine: PostgresEngine) -> None:
     assert (twin.status, twin.duplicate.image_id) == ("duplicate", "image 1")
     assert (await engine.add("", make_image(1, image_id="twin"), skip_duplicates=False)).status == "added"
     assert (await engine.add("", make_image(2, image_id="image 1"))).status == "replaced"
-    records = {index.name: index.records for index in await engine.statistics("")}
+    records = {name: records for name, (records, _) in (await engine.statistics("")).items()}
     assert records == {"global": 2, "vehicles": 2, "people": 0, "faces": 2, "ocr": 2}
 
 
@@ -179,10 +179,10 @@ async def test_tenant_has_rows_of_its_own(engine: PostgresEngine) -> None:
 async def test_index_is_made_anew(engine: PostgresEngine) -> None:
     for number in range(2):
         await engine.add("", make_image(number))
-    await engine.begin_model("image", "embedding:2", 2500)
+    await engine.add_job("", "reindex", {"family": "image", "model": "embedding:2"}, {}, 2500)
     new = [vector(1000 + number, "embedding:2", 2500) for number in range(3)]
     with pytest.raises(InvalidParameter, match="DELETE /search/reindex/image gives that up"):
-        await engine.begin_model("image", "embedding:3", 64)
+        await engine.add_job("", "reindex", {"family": "image", "model": "embedding:3"}, {}, 64)
     await engine.add("", make_image(2, vectors=[vector(2), new[2]], objects=[]))
     last = await engine.last_vector("image")
     left, position = await engine.images_without("image", 0, last, 2)

@@ -123,7 +123,7 @@ async def test_names_of_registered_faces_outlive_persons(empty: str) -> None:
         left = "SELECT array_agg(relname::text) FROM pg_class WHERE relname IN ('persons', 'clusters', 'members_1', 'vectors_1')"
         assert await connection.fetchval(left) == ["vectors_1"]
     await engine.forget("north", "Ann of north", None)
-    await engine.begin_model("face", "faces_description:2", 32)
+    await engine.add_job("", "reindex", {"family": "face", "model": "faces_description:2"}, {}, 32)
     assert await engine.switch_model("face", await engine.last_vector("face"), 9) is not None
     assert (await engine.names("north"), await engine.names("south")) == ([], ["Ann of south"])
     await engine.close()
@@ -162,7 +162,7 @@ async def test_schema_may_be_another_one(postgres: Server, empty: str) -> None:
 async def test_long_reader_holds_up_neither_the_switch_of_a_model_nor_searches(engine: PostgresEngine, database: str) -> None:
     """Such as pg_dump. What is not searched any more is dropped later; what is searched now stays until the search has ended."""
     await engine.add("", make_image(1))
-    await engine.begin_model("image", "embedding:2", 64)
+    await engine.add_job("", "reindex", {"family": "image", "model": "embedding:2"}, {}, 64)
     reader = await asyncpg.connect(database)
     await reader.execute("CREATE TABLE vectors_20261130 AS SELECT * FROM vectors_1")  # an operator's copy
     async with reader.transaction():
@@ -209,7 +209,7 @@ async def test_plans_walk_the_index(engine: PostgresEngine) -> None:
     source = np.random.default_rng(1)
     vectors = source.normal(size=(100, dimensions))[source.integers(0, 100, count)] + 0.5 * source.normal(size=(count, dimensions))
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    await engine.begin_model("image", "embedding:1", dimensions)
+    await engine.add_job("", "reindex", {"family": "image", "model": "embedding:1"}, {}, dimensions)
     async with engine.as_owner() as connection:
         await connection.execute(
             "INSERT INTO images (tenant, image_id, content_hash, metadata, width, height)"
@@ -287,5 +287,5 @@ async def test_pgvector_that_damages_an_index_makes_none_and_keeps_those_that_ex
     assert (await engine.add("", make_image(2))).status == "added"
     assert len(await engine.nearest("", "global", vector(1), PAGE)) == 2
     with pytest.raises(IndexRefused):
-        await engine.begin_model("image", "embedding:2", 64)
+        await engine.add_job("", "reindex", {"family": "image", "model": "embedding:2"}, {}, 64)
     assert (await engine.models("image")).next is None

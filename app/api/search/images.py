@@ -78,13 +78,13 @@ async def delete_image(request: AnyRequest, image_id: FromPath[str], worker: Wor
 async def query_stats(request: AnyRequest, worker: Worker) -> Document:
     """Tell how many records the caller has in each index, and how large that is."""
     found = await ask(request, worker, lambda engine, tenant: engine.statistics(tenant))
-    nbytes = sum(each.nbytes for each in found)
+    records, nbytes = map(sum, zip(*found.values(), strict=True))
     sizes = [
         {"name": f"visual_search_{name}", "doc_count": count, "size_bytes": size, "size_human": _readable(size), "exists": True}
-        for name, count, size in found
+        for name, (count, size) in found.items()
     ]
     totals = {"total_size_bytes": nbytes, "total_size_human": _readable(nbytes)}
-    return {"status": "success", "indexes": sizes, "total_documents": sum(each.records for each in found), **totals}
+    return {"status": "success", "indexes": sizes, "total_documents": records, **totals}
 
 
 def _readable(nbytes: int) -> str:
@@ -126,8 +126,7 @@ async def duplicate_groups(
 async def duplicate_statistics(request: AnyRequest, worker: Worker) -> Document:
     """Count the images that are in groups, and the groups."""
     groups, grouped = await ask(request, worker, lambda engine, tenant: engine.duplicate_statistics(tenant))
-    indexes = await ask(request, worker, lambda engine, tenant: engine.statistics(tenant))
-    images = sum(each.records for each in indexes if each.name == "global")
+    images, _ = (await ask(request, worker, lambda engine, tenant: engine.statistics(tenant)))["global"]
     counts = {"total_images": images, "grouped_images": grouped, "ungrouped_images": max(0, images - grouped)}
     return {"status": "success", **counts, "duplicate_groups": groups, "average_group_size": round(grouped / max(1, groups), 2)}
 

@@ -31,10 +31,9 @@ from app.search.describe import Parts
 from app.search.service import Ingested, IngestOptions
 
 _MAX_PATH = 4096
+_Action = Literal["joined_group", "created_group"]
 _TASK: Literal["embedding"] = "embedding"
 _CREATED = 201
-_Action = Literal["joined_group", "created_group"]
-_ACTIONS: tuple[_Action, _Action] = "joined_group", "created_group"
 _Cosine = Annotated[float, Meta(ge=0.9, le=1, description="Cosine of the vectors from which images are nearly the same.")]
 _Texts = Annotated[list[str | None], Meta(max_length=MAX_IMAGES)]
 
@@ -220,7 +219,8 @@ def _near(found: Ingested, image_id: str | UnsetType = UNSET) -> NearDuplicate |
     other = found.added.duplicate
     if other is None or found.added.status == "duplicate":
         return None
-    alike, action = round(min(other.score, 1.0), 4), _ACTIONS[other.is_new_group]
+    alike = round(min(other.score, 1.0), 4)
+    action: _Action = "created_group" if other.is_new_group else "joined_group"
     return NearDuplicate(image_id=image_id, action=action, group_id=other.group_id, similarity=alike, matched_image=other.image_id)
 
 

@@ -41,19 +41,13 @@ _VALUES = {
 _SET = "".join(f"SELECT set_config('{name}', '{value}', {{is_local}});" for name, value in _VALUES.items()) + FIX_SCHEMA
 _AWAY = (
     OSError,  # also TimeoutError
-    asyncpg.PostgresConnectionError,
+    *(asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError),
+    *(asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError, asyncpg.InsufficientPrivilegeError),
+    *(asyncpg.InsufficientResourcesError, asyncpg.PostgresSystemError, asyncpg.ReadOnlySQLTransactionError),
     asyncpg.OperatorInterventionError,  # it shuts down, starts, or the statement took too long
-    asyncpg.InsufficientResourcesError,
-    asyncpg.PostgresSystemError,
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.ReadOnlySQLTransactionError,
     asyncpg.ObjectNotInPrerequisiteStateError,  # a lock is not available, or the database takes no connections
     asyncpg.TransactionRollbackError,  # a deadlock
     asyncpg.exceptions.InvalidCachedStatementError,  # another worker has changed a table
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    asyncpg.InsufficientPrivilegeError,
     asyncpg.InternalServerError,  # also damaged data
     *(_POOLED := (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)),
 )
@@ -106,10 +100,7 @@ class Database:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Connection]:
-        """Lend a connection that may define, and sees the rows of all tenants. Whoever is late waits for no server that hangs.
-
-        Raises SearchUnavailable if the database cannot be reached, does not answer in time, or cannot work.
-        """
+        """Lend a connection that may define, and sees the rows of all tenants; raise SearchUnavailable if none can work."""
         try:
             pool = await self._ready()
             async with pool.acquire(timeout=_CONNECT_SECONDS) as connection:
@@ -117,7 +108,7 @@ class Database:
                     yield connection
                 except BaseException as error:
                     if connection.is_in_transaction() or isinstance(error, asyncio.CancelledError):
-                        try:
+                        try:  # whoever is late waits for no server that hangs
                             async with asyncio.timeout(_ROLLBACK_SECONDS):
                                 await connection.execute("ROLLBACK")
                         except (*_AWAY, asyncpg.PostgresError):

@@ -10,7 +10,7 @@ from app.search.engine import Failure, Family, Found, Job, Page
 from app.search.postgres.connection import become, fetch_page
 from app.search.postgres.find import Find
 from app.search.postgres.values import check_metadata, record, to_uuid
-from app.search.postgres.vectors import begin, delete_model
+from app.search.postgres.vectors import begin_model, delete_model
 
 Kind = Literal["directory", "reindex"]
 _MAX_JOBS, _KEPT_DAYS, _MAX_FAILURES = 100, 30, 1000
@@ -36,7 +36,7 @@ class PostgresEngine(Find):
         check_metadata(options)
         async with self.as_owner() as connection:
             if dimensions is not None:
-                await begin(connection, options["family"], options["model"], dimensions)
+                await begin_model(connection, options["family"], options["model"], dimensions)
             await become(connection, tenant)
             await connection.execute(f"DELETE FROM jobs WHERE ended_at < now() - interval '{_KEPT_DAYS} days'")
             if await connection.fetchval("SELECT count(*) FROM jobs WHERE ended_at IS NULL") >= _MAX_JOBS:

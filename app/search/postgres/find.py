@@ -1,11 +1,11 @@
 """What a search finds: by vectors, and by words; and groups of near duplicates."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.errors import SearchUnavailable, UnknownRecord
-from app.search.engine import EVERYTHING, FAMILY, Filter, Found, Hit, Index, IndexStatistics, Page, TextPart, Vector, VectorIndex
+from app.search.engine import EVERYTHING, FAMILY, Filter, Found, Hit, Index, Page, TextPart, Vector, VectorIndex
 from app.search.postgres.connection import MAX_LISTED, fetch_page
 from app.search.postgres.images import Images
 from app.search.postgres.values import check_metadata, check_text, folded, grams_of, jaccard, record, to_uuid
@@ -65,22 +65,20 @@ class Find(Images):
             )
         return Found(await asyncio.to_thread(lambda: [_text_hit(row, grams) for row in rows]), total)
 
-    async def statistics(self, tenant: str) -> Sequence[IndexStatistics]:
-        """Return the size of each index."""
-        names: tuple[Index, ...] = (*FAMILY, "ocr")
-        found = {name: IndexStatistics(name, 0, 0) for name in names}
+    async def statistics(self, tenant: str) -> Mapping[Index, tuple[int, int]]:
+        """Return the number of records and the bytes of each index; the bytes are those of all tenants."""
+        found: dict[Index, tuple[int, int]] = dict.fromkeys((*FAMILY, "ocr"), (0, 0))
         async with self.as_tenant(tenant) as connection:
             for table in await tables(connection):
                 if table.state == "active":
                     rows = await connection.fetch(
-                        "SELECT name, pg_relation_size(($1 || name)::regclass),"
-                        f" (SELECT count(*) FROM vectors_{table.number} WHERE index = name) FROM unnest($2::text[]) name",
+                        f"SELECT name, (SELECT count(*) FROM vectors_{table.number} WHERE index = name),"
+                        " pg_relation_size(($1 || name)::regclass) FROM unnest($2::text[]) name",
                         *(f"vectors_{table.number}_", [name for name in FAMILY if FAMILY[name] == table.family]),
                     )
-                    found.update({name: IndexStatistics(name, records, nbytes) for name, nbytes, records in rows})
-            row = await connection.fetchrow("SELECT count(*), pg_total_relation_size('texts') FROM texts")
-            found["ocr"] = IndexStatistics("ocr", *row)
-        return list(found.values())
+                    found.update({name: size for name, *size in rows})
+            found["ocr"] = await connection.fetchrow("SELECT count(*), pg_total_relation_size('texts') FROM texts")
+        return found
 
     async def duplicate_groups(self, tenant: str, page: Page, min_size: int) -> Found:
         """Return groups, largest first: the id, the size, and the image that was there first of each."""

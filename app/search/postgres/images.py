@@ -11,7 +11,7 @@ from app.errors import SearchUnavailable, UnknownRecord
 from app.search.engine import Added, Duplicate, FacePart, Known, NewImage, ObjectPart, Page, States, StoredImage, TextPart, Vector
 from app.search.postgres.connection import MAX_LISTED, Connection, lock
 from app.search.postgres.values import check_metadata, check_text, folded, grams_of, record, to_uuid
-from app.search.postgres.vectors import NewVectors, Table, Vectors, active, count, insert, lacking_of, nearest, states_of, tables
+from app.search.postgres.vectors import Table, Vectors, active, begin_model, count, insert, lacking_of, nearest, states_of, tables
 
 _MAX_TEXT, _MAX_GRAMS = 100_000, 50_000
 _INSERT_PART = """
@@ -121,8 +121,9 @@ class Images(Vectors):
                     await lock(connection, *locks)  # whoever comes second sees what the first one has added
                     yield connection, known
                     return
-            for family in new:
-                await self.begin_model(family, vectors[family].model, len(vectors[family].values))
+            async with self.as_owner() as connection:
+                for family in new:
+                    await begin_model(connection, family, vectors[family].model, len(vectors[family].values))
 
     async def find_content(self, tenant: str, content_hash: bytes, image_id: str = "", *, others: bool = True) -> Known | None:
         """Return the image with this content, so that no model need be asked about it again; without `others` that of the id."""
@@ -235,7 +236,7 @@ async def _add(
         *(UUID(duplicate.group_id) if duplicate else old["group_id"] if old else None, image.thumbnail, image.states),
         old and old["added_at"],
     )
-    vectors = [NewVectors(None, "global", None, image.vectors)]
+    vectors: list[Any] = [(None, "global", None, image.vectors)]
     rows: list[tuple[object, ...]] = []
     part: Any
     for part in (*image.objects, *image.faces):
@@ -243,7 +244,7 @@ async def _add(
         own = [getattr(part, name, None) for name in ("class_id", "class_name", "landmarks", "quality")]
         rows.append((number, part_id, len(rows), index, part.box, part.score, part.thumbnail, *own))
         if index is not None:
-            vectors.append(NewVectors(part_id, index, own[1], part.vectors))
+            vectors.append((part_id, index, own[1], part.vectors))
     await connection.executemany(_INSERT_PART, rows)
     await insert(connection, known, number, vectors)
     if image.lines:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from app.errors import InvalidParameter, SearchUnavailable
@@ -47,6 +47,8 @@ OF_METADATA = " AND metadata @> $2"
 """How a filter of metadata begins, which `match_metadata` of the schema knows, too."""
 _SMALL, _MOST_COMPARED, _WALKED = 1000, 20_000, 200
 """Vectors up to which all are compared, at least and at most; and what a walk through the index costs at least, in comparisons."""
+_SAMPLED = 200
+"""Vectors among which is looked how many a filter leaves."""
 
 
 class Table(NamedTuple):
@@ -61,13 +63,8 @@ class Table(NamedTuple):
     """Of all tenants, as the planner estimates them."""
 
 
-class NewVectors(NamedTuple):
-    """Vectors of an image or of a part of it."""
-
-    part_id: UUID | None
-    in_index: VectorIndex
-    class_name: str | None
-    vectors: Sequence[Vector]
+NewVectors: TypeAlias = tuple[UUID | None, VectorIndex, str | None, Sequence[Vector]]
+"""The id of a part, None for the image itself; its index, class, and vectors."""
 
 
 class Vectors(Database):
@@ -84,11 +81,6 @@ class Vectors(Database):
         async with self.connected() as connection:
             await by_state(connection, "image")
             return bool(await connection.fetchval("SELECT current_setting('transaction_read_only')::boolean"))
-
-    async def begin_model(self, family: Family, model: str, dimensions: int) -> None:
-        """Keep vectors of another model beside those of the active one; raise InvalidParameter for a third one, or IndexRefused."""
-        async with self.as_owner() as connection:
-            await begin(connection, family, model, dimensions)
 
     async def last_vector(self, family: Family) -> int:
         """Return the number of the last vector; what is added after it is added by those who know the next model, too."""
@@ -183,13 +175,12 @@ class Vectors(Database):
             is_wanted = {vector.model for vector in parts.values()} <= {table.model for table in known}
             if image is None or not is_wanted or not parts.keys() <= kept.keys():
                 return False
-            new = [NewVectors._make([*kept[part_id], [vector]]) for part_id, vector in parts.items()]
-            await insert(connection, known, image, new)
+            await insert(connection, known, image, [(*kept[part_id], [vector]) for part_id, vector in parts.items()])
         return True
 
 
-async def begin(connection: Connection, family: Family, model: str, dimensions: int) -> None:
-    """Do what `begin_model` does, in a transaction of others."""
+async def begin_model(connection: Connection, family: Family, model: str, dimensions: int) -> None:
+    """Keep vectors of another model beside those of the active one; raise InvalidParameter for a third one, or IndexRefused."""
     if dimensions > _MAX_DIMENSIONS:
         raise InvalidParameter(f"An index of vectors has at most {_MAX_DIMENSIONS} dimensions; those of {model} have {dimensions}")
     await connection.execute("SELECT pg_advisory_xact_lock_shared($1)", VECTORS_LOCK)  # first, as everywhere
@@ -313,12 +304,20 @@ async def _few(  # noqa: PLR0913, PLR0917 - the parts of a question
         most = _MOST_COMPARED
     few = f"SELECT FROM vectors_{table.number} WHERE index = '{index}'{others} LIMIT {most + 1}"
     matching = f"match_metadata($2, {most + 1})" if metadata else "(SELECT) none"
+    # To look up many metadata takes as long as a walk, so it is done only unless a sample, of numbers without a period, has many.
+    rows = int(max(table.rows, 1))
+    numbers = f"SELECT i * 2654435761 % {rows} FROM generate_series(1, {_SAMPLED if metadata else 0}) i"
+    sample = f"SELECT count(*) FROM vectors_{table.number} WHERE number = ANY (ARRAY({numbers})) AND index = '{index}'{where}"
+    is_unclear = f"CASE WHEN sampled < {1.5 * _SAMPLED * most / rows} THEN"
     # What the planner knows of filters does not get through row-level security: it would sort half a table.
     row = await connection.fetchrow(
         f"SELECT set_config('enable_sort', 'off', true), set_config('hnsw.ef_search', '{100 if where else 64}', true),"
-        f" (SELECT count(*) FROM ({few}) few), (SELECT count(*) FROM {matching}), $1::vector",
+        f" {is_unclear} (SELECT count(*) FROM ({few}) few) END, {is_unclear} (SELECT count(*) FROM {matching}) END, $1::vector"
+        f" FROM ({sample}) sample (sampled)",
         *(vector.values, *values),
     )
+    if row[2] is None:
+        return None
     if metadata and row[3] <= min(row[2], most):
         return f"{others} AND image = ANY (ARRAY (SELECT {matching}))"
     return where if row[2] <= most else None

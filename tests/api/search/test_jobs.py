@@ -250,7 +250,7 @@ async def failing(*_: object) -> None:
 async def test_broken_next_model_fails_no_image(open_gateway: OpenGateway, own_engine: PostgresEngine) -> None:
     async with open_gateway() as client:
         json(await client.post("/ingest", content=SCENE), 201)
-        await own_engine.begin_model("image", "embedding:7", 64)
+        await own_engine.add_job("", "reindex", {"family": "image", "model": "embedding:7"}, {}, 64)
         answer = json(await client.post("/ingest", content=OTHER), 201)
         known = json(await client.post("/ingest", content=SCENE))
         advice = json(await client.post("/search/reindex"), 400)["detail"]
