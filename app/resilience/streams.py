@@ -95,7 +95,7 @@ class StreamQueue:
         waiting = sum(other.caller.name == frame.caller.name for other in self._frames.values())
         is_full = older is None and waiting + len(self._frames) >= _MAX_WAITING
         if is_full or (self._queue.is_silent() and self._active.total >= self._limit):
-            raise self._queue.full()
+            raise self._queue.full(frame.caller)
         if older is not None:
             frame.place = older.place
             self._end(older, None)
