@@ -32,7 +32,7 @@ class BatchQueue:
         ahead = self._waiting.until_served(self.caller, images)
         # The estimate ignores single requests. If there are many, only the late images fail, not the batch.
         if ahead > images and ahead * self._queue.pace() > seconds * self.caller.fraction:
-            raise self._queue.full()
+            raise self._queue.full(self.caller)
 
     async def admit(self, deadline: Deadline, *, is_later_step: bool = False) -> Permit:
         """Admit an image in its turn; a part of one that other models have answered in part comes before all others."""

@@ -17,6 +17,8 @@ from app.resilience.worker_table import SEPARATOR, WorkerTable
 
 _MAX_WAIT_SECONDS = 0.03
 _MAX_RETRY_SECONDS = 30
+# As many requests are told to come back while one ends: with fewer, places would stay free if some do not.
+_RETRIES_PER_END = 2
 # The limit until the model's speed is known.
 _INITIAL_LIMIT = 32.0
 # Deadlines below this multiple of the target (half of the usual deadline) are compared with the predicted wait.
@@ -99,6 +101,8 @@ class ModelQueue:
         self._measured_at = 0.0
         self.own = 0
         """Number of this worker's requests in progress."""
+        self._comes_at: dict[str, float] = {}
+        """When the last rejected request of each caller is to come back."""
         self._progress_at = 0.0
         """When one of them last ended, or the first one began."""
         self._read_limit()
@@ -130,7 +134,7 @@ class ModelQueue:
         if deadline.remaining < _SHORT * self._target_seconds:
             ahead = part.counts.until_served(caller)
             if ahead and (ahead + 1) * self.pace() > _FILLED * deadline.remaining:
-                raise self.full()
+                raise self.full(caller)
         permit = None if self._waiting.has(part.enter) else part.enter()
         if permit is None:
             if not self._is_worth_waiting(part, 0):
@@ -176,6 +180,8 @@ class ModelQueue:
     def refresh(self) -> None:
         """Share this worker's limit, or withdraw it if it is stale, and forget callers that are gone. Call this regularly."""
         self._rounds.refresh()
+        now = monotonic()
+        self._comes_at = {caller: at for caller, at in self._comes_at.items() if at > now}
         self._share_limit(0.0 if self.is_stale else self._measured.value)
 
     @property
@@ -250,13 +256,17 @@ class ModelQueue:
 
     def _no_place(self, caller: Caller) -> GatewayError:
         self._rounds.note_rejected(caller)
-        return self.full()
+        return self.full(caller)
 
-    def full(self) -> GatewayError:
+    def full(self, caller: Caller) -> GatewayError:
         """Return the error for a request that cannot be admitted, with a Retry-After time."""
         if self.is_silent():
             return CircuitOpen("Triton has stopped to answer")
-        # The expected end of the requests in progress, with jitter to spread the retries.
-        seconds = math.ceil(self.in_progress * self.pace() * random.uniform(1, 2))  # noqa: S311
+        # The expected end of the requests in progress, with jitter to spread the retries; later if many were told to come back by
+        # then: no more of a caller's than twice as many as end.
+        now, pace = monotonic(), self.pace()
+        comes_at = max(now, self._comes_at.get(caller.name, 0.0)) + pace * self._table.workers / _RETRIES_PER_END
+        self._comes_at[caller.name] = min(comes_at, now + _MAX_RETRY_SECONDS)
+        seconds = math.ceil(max(self.in_progress * pace * random.uniform(1, 2), comes_at - now))  # noqa: S311
         seconds = min(max(1, seconds), _MAX_RETRY_SECONDS)
         return GatewayFull("as many requests as can be answered in time are in progress", "requests", seconds)

@@ -8,16 +8,16 @@ from time import monotonic
 from app.resilience.fairness import Caller
 
 # Rejections per second of one worker, which take less than a third of a core, and of each caller.
-_OF_ALL, _OF_ONE = 300, 50
+_OF_ALL, _OF_ONE = 300, 20
 # A burst of so many seconds' worth of rejections is not delayed.
 _BURST_SECONDS = 3
-_MAX_WAIT_SECONDS = 1.0
+_MAX_WAIT_SECONDS = 2.0
 # A rejected request may keep its body while it waits.
 _MAX_WAITING, _MAX_BYTES = 2_000, 64 << 20
 
 
 class Pacer:
-    """Computes the delay of each event above a rate: at most a second, so a permanently higher rate is delayed but not reduced."""
+    """Computes the delay of each event above a rate: two seconds at most, so a lasting higher rate is delayed, but not reduced."""
 
     def __init__(self, per_second: float) -> None:
         self._interval = 1 / per_second

@@ -48,7 +48,7 @@ class StreamQueue(ModelQueue):
         waiting = [other.key for other in self.frames if other.caller.name == caller.name]
         is_full = frame.key not in waiting and len(waiting) + len(self.frames) >= _MAX_WAITING
         if is_full or (self.is_silent() and self._active.total >= self._max_active):
-            raise self.full()
+            raise self.full(caller)
         self._waits(frame)
         self.frames.append(frame)
         self._look()

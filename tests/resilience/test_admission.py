@@ -32,13 +32,9 @@ MP = 10**6
 
 
 async def admit(admission: Admission, model: str = "tiny", nbytes: int = 10, parallel_images: int = 1) -> Permit:
-    memory = admission.memory.reserve(ANYBODY)
-    memory.add(nbytes)
-    try:
+    with admission.memory.reserve(ANYBODY) as memory:
+        memory.add(nbytes)
         return await admission.admit(model, parallel_images, memory, Deadline.after(60))
-    except BaseException:
-        memory.release()
-        raise
 
 
 async def test_request_is_rejected_early_while_workers_of_the_host_have_no_room(open_table: OpenTable) -> None:
