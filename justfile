@@ -216,7 +216,13 @@ _task-models-environment:
 tensorrt-rtx: _setup
     @python -c 'from bench.harness.environments import TENSORRT_RTX; TENSORRT_RTX.install()'
 
-# Measure what this machine does with the default model, or: limit quick full sustained sweep open locust versus peers overload fair gpu stages search faces masks compare report
+# Show in three minutes what callers get of 25 lines of FastAPI and of Nereid, alone and while things go wrong; --write draws a chart
+[group('run')]
+[no-exit-message]
+demo *args: _setup
+    @python -m bench demo {{ args }}
+
+# Measure what this machine does with the default model, or: limit quick full sustained sweep open locust versus peers overload fair gpu stages search masks compare report
 [group('develop')]
 bench *args: _setup
     @python -m bench {{ args }}

@@ -8,7 +8,7 @@ from app.host.program import CommandError
 from app.settings.schema import SettingsError
 from app.triton.config_file import ConfigFileError
 from bench.experiments import (
-    faces,
+    demo,
     fair,
     gpu,
     locust,
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one experiment or show earlier results; return the exit code. Without arguments, run `capacity`."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure Nereid.")
     commands = parser.add_subparsers(required=True, metavar="name", dest="experiment")
-    for module in (side_by_side, server_load, overload, fair, streams, locust, stages, faces, profile, tune, vectors, gpu):
+    for module in (side_by_side, server_load, overload, fair, demo, streams, locust, stages, profile, tune, vectors, gpu):
         module.add_to(commands)
     _add_results(commands)
     options = parser.parse_args((sys.argv[1:] if arguments is None else arguments) or ["capacity"])

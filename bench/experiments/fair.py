@@ -11,10 +11,8 @@ from time import sleep
 from typing import NamedTuple
 
 import httpx
-import uvloop
 
 from app.api.caller.keys import create
-from app.host.processes import raise_file_limit
 from bench.experiments.options import Commands, add_shared
 from bench.harness.lineup import DEFAULT, Lineup
 from bench.harness.processes import Running, calling
@@ -162,7 +160,7 @@ def _measure(name: str, triton: Triton, options: argparse.Namespace) -> Row:
         probe(_WARM_UP_SECONDS)
         alone = probe(options.seconds)
         seconds = options.seconds + 2 * _LEAD_SECONDS
-        with calling(_flood, others, seconds) as sent:
+        with calling(flood, others, seconds) as sent:
             sleep(_LEAD_SECONDS)
             beside = probe(options.seconds)
             return Row(name, alone, beside, sum(map(Counter, sent()), Counter[str]()), seconds)
@@ -178,11 +176,6 @@ def _gateway(triton: Triton, options: argparse.Namespace) -> Iterator[tuple[Runn
         lineup = Lineup(triton, options.workers, Path(folder), {"NEREID_API_KEYS_FILE": str(file)})
         with lineup.start(lineup.contestant(DEFAULT, options.model)) as server:
             yield server, {id_: credential for id_, (credential, _) in made.items()}
-
-
-def _flood(callers: Sequence[Caller], seconds: float) -> list[dict[str, int]]:
-    raise_file_limit()
-    return uvloop.run(flood(callers, seconds))
 
 
 def _target(server: Running, path: str, key: str, place: int) -> Target:

@@ -109,11 +109,8 @@ class Peers(Contestants):
 
 
 @contextmanager
-def peers_of(models: Collection[str], workers: int, before: Path | None = None) -> Iterator[Peers]:  # noqa: ARG001 - as `lineup_of`
-    """Yield the peers of one pulled or added model; raise ContestantError if there is none of this name."""
-    (name,) = models
-    if (model := pulled(name)) is None:
-        raise ContestantError(f"{name} has not been pulled; run: ./just pull {name}")
+def peers_with(model: Path, workers: int) -> Iterator[Peers]:
+    """Yield the peers of a model of a repository."""
     with TemporaryDirectory(prefix="nereid-bench-") as folder:
         try:
             yield Peers(model, workers, Path(folder))
@@ -121,3 +118,13 @@ def peers_of(models: Collection[str], workers: int, before: Path | None = None) 
             for home in Path(folder).iterdir():
                 with suppress(OSError):
                     Settings(triton_home=str(home)).triton_folder.rmdir()  # nobody will look for this home's Triton again
+
+
+@contextmanager
+def peers_of(models: Collection[str], workers: int, before: Path | None = None) -> Iterator[Peers]:  # noqa: ARG001 - as `lineup_of`
+    """Yield the peers of one pulled or added model; raise ContestantError if there is none of this name."""
+    (name,) = models
+    if (model := pulled(name)) is None:
+        raise ContestantError(f"{name} has not been pulled; run: ./just pull {name}")
+    with peers_with(model, workers) as peers:
+        yield peers

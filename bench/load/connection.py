@@ -14,7 +14,7 @@ class Response(NamedTuple):
     """What the driver needs of a response."""
 
     status: str
-    """Status code, three digits."""
+    """Status code, three digits; `wrong` once it was found to be so."""
     body: bytes
     timing: bytes
     """Value of the Server-Timing header; may be empty."""

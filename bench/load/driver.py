@@ -195,12 +195,12 @@ class Driver:
             self._tally.gave_up(since)
             return None
         del self._pending[number]
-        self._tally.answered(number, since, response.status, response.body, response.timing)
+        result = self._tally.answered(number, since, response.status, response.body, response.timing)
         if not self.keeps_connections:
             connection.transport.close()
         elif not connection.transport.is_closing():
             self._idle[connection] = None
-        return response
+        return response if result == response.status else response._replace(status=result)
 
     async def _connect(self) -> Connection:
         loop, target = asyncio.get_running_loop(), self._target

