@@ -60,7 +60,7 @@ class SearchProcess:
 
     def __init__(self, client: httpx.AsyncClient, limits: BodyLimits, table: WorkerTable) -> None:
         self._limits, self._read_beat = limits, table.follower_beat
-        self._passed_on = CallerCounts(table, "passed on", MAX_PASSED_ON)
+        self._passed_on = CallerCounts(table, "passed on")
         self._client = client
         self._is_away = self.is_read_only = False
         self._database_failure: str | None = None
@@ -149,7 +149,7 @@ class SearchProcess:
         """Count a request that is passed on. Each costs a file, and httpx looks at all connections for each new one."""
         self._passed_on.add(caller, 1)
         try:
-            if not self._passed_on.has_room(caller):
+            if not self._passed_on.has_room(caller, limit=MAX_PASSED_ON):
                 raise GatewayFull("too many requests of search are in progress")
             yield
         finally:
