@@ -6,7 +6,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TypeAlias
 
 from bench.report.measurements import Run
 from bench.report.records import Record
@@ -19,6 +19,8 @@ _WIDTH, _HEIGHT = 900, 300
 _NAMES, _SERVERS, _BARS, _LINE = 10, 175, 245, 17  # of a chart of shares, in pixels
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]
+Shares: TypeAlias = tuple[str, Sequence[int], str]
+"""A bar: its name, its parts, and what is written behind it."""
 
 
 def page(records: Sequence[tuple[str, Record]]) -> str:
@@ -32,27 +34,19 @@ def page(records: Sequence[tuple[str, Record]]) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{head}{style}</head><body>{body}</body></html>\n'
 
 
-class Shares(NamedTuple):
-    """A row of a chart of shares."""
-
-    name: str
-    parts: Sequence[int]
-    note: str
-
-
 def draw_shares(title: str, kinds: Mapping[str, int], groups: Mapping[str, Sequence[Shares]]) -> str:
-    """Draw an SVG file of rows that are equally long, in groups; `kinds` are the names of the parts, and their colours."""
+    """Draw an SVG file of bars that are equally long, in groups; `kinds` are the names of the parts, and their colours."""
     full, x, y, shapes = _WIDTH - _BARS - 175, float(_NAMES), 50, [_text(_NAMES, 20, title, "ink")]
     for kind, colour in kinds.items():
         shapes += [_bar(x, 32, 11, colour), _text(x + 16, 42, kind)]
         x += 40 + 6 * len(kind)
     for name, rows in groups.items():
         shapes.append(_text(_NAMES, y + 25, name, "ink"))
-        for row in rows:
+        for bar, parts, note in rows:
             x, y = float(_BARS), y + _LINE
-            shapes += [_text(_SERVERS, y + 8, row.name), _text(_BARS + full + 10, y + 8, row.note)]
-            for part, colour in zip(row.parts, kinds.values(), strict=True):
-                shapes.append(_bar(x, y - 2, width := full * part / max(1, sum(row.parts)), colour))
+            shapes += [_text(_SERVERS, y + 8, bar), _text(_BARS + full + 10, y + 8, note)]
+            for part, colour in zip(parts, kinds.values(), strict=True):
+                shapes.append(_bar(x, y - 2, width := full * part / max(1, sum(parts)), colour))
                 x += width
         y += 12
     theme = _STYLE.read_text(encoding="utf-8").partition("body")[0]

