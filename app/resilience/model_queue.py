@@ -18,7 +18,7 @@ from app.resilience.worker_table import SEPARATOR, WorkerTable
 _MAX_WAIT_SECONDS = 0.03
 _MAX_RETRY_SECONDS = 30
 # As many requests are told to come back while one ends: with fewer, places would stay free if some do not.
-_RETRIES_PER_END = 2
+_RETRIES_PER_END = 3
 # The limit until the model's speed is known.
 _INITIAL_LIMIT = 32.0
 # Deadlines below this multiple of the target (half of the usual deadline) are compared with the predicted wait.
@@ -262,11 +262,12 @@ class ModelQueue:
         """Return the error for a request that cannot be admitted, with a Retry-After time."""
         if self.is_silent():
             return CircuitOpen("Triton has stopped to answer")
-        # The expected end of the requests in progress, with jitter to spread the retries; later if many were told to come back by
-        # then: no more of a caller's than twice as many as end.
+        # The expected end of the requests in progress, with jitter to spread the retries; later if many of the caller's were told
+        # to come back by then. Rounded by chance: otherwise those of a second would come back together.
         now, pace = monotonic(), self.pace()
         comes_at = max(now, self._comes_at.get(caller.name, 0.0)) + pace * self._table.workers / _RETRIES_PER_END
         self._comes_at[caller.name] = min(comes_at, now + _MAX_RETRY_SECONDS)
-        seconds = math.ceil(max(self.in_progress * pace * random.uniform(1, 2), comes_at - now))  # noqa: S311
+        expected = max(self.in_progress * pace * random.uniform(1, 2), comes_at - now)  # noqa: S311
+        seconds = math.floor(expected + random.random())  # noqa: S311
         seconds = min(max(1, seconds), _MAX_RETRY_SECONDS)
         return GatewayFull("as many requests as can be answered in time are in progress", "requests", seconds)
