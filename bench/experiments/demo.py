@@ -29,7 +29,7 @@ from bench.harness.errors import ContestantError
 from bench.harness.lineup import Contestant
 from bench.harness.meters import children
 from bench.harness.peers import peers_with
-from bench.harness.processes import Running, calling
+from bench.harness.processes import ROOT, Running, calling, environment_of
 from bench.load.connection import Response
 from bench.load.driver import Driver
 from bench.load.driver import run as drive
@@ -215,7 +215,7 @@ def _servers() -> Iterator[list[Server]]:
 
 def _add(network: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     command = program.command("app", "add", "--name", _MODEL, str(network))
-    return subprocess.Popen(command, env={**program.environment(), **environment}, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, env={**environment_of(ROOT), **environment}, stderr=subprocess.PIPE)
 
 
 def _finish(added: "subprocess.Popen[bytes]") -> None:
