@@ -50,6 +50,7 @@ def _route(
         kinds=(FORMS[task].parameters,),
         contents=pictures_of(task),
         headers=[STREAM],
+        has_streams=True,
         task=task,
         summary=summary,
         description=f"{description}, with the default model for this, or with the one that the parameter `model` names.",
@@ -84,6 +85,7 @@ ROUTES = [
         kinds=tuple(form.parameters for form in FORMS.values()),
         contents=pictures_of(*FORMS),
         headers=[STREAM],
+        has_streams=True,
         summary="Ask a given model about an image",
     ),
 ]

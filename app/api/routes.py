@@ -34,6 +34,7 @@ class ModelRoute(HTTPRouteHandler):
         media_types: frozenset[str] = frozenset(),
         key_in: Literal["header", "query", "body"] = "header",
         is_get: bool = False,
+        has_streams: bool = False,
         scope: str = "detect",
         **options: Any,  # noqa: ANN401 - Litestar's options
     ) -> None:
@@ -41,7 +42,7 @@ class ModelRoute(HTTPRouteHandler):
 
         `task` is that of the default model; None if the body has to name one. `takes`: one image, one or several, or none. Of no
         `media_types`, what is no form or JSON may be an image, whatever type is declared. The API key may also be in the query,
-        with `body` in the body, too. GET runs no model.
+        with `body` in the body, too. GET runs no model. With `has_streams`, the header X-Stream names the stream of the image.
         """
         methods = [HttpMethod.POST, *([HttpMethod.GET] if is_get else [])]
         super().__init__(path, http_method=methods, status_code=200, **options)
@@ -49,6 +50,7 @@ class ModelRoute(HTTPRouteHandler):
         self.takes = takes
         self.media_types = media_types
         self.key_in = key_in
+        self.has_streams = has_streams
         self.scope = scope
         self._exception_handlers: ExceptionHandlersMap | None = None
 

@@ -6,6 +6,7 @@ from app.imaging.picture import PictureType, draw_picture, estimate_picture_byte
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
+from app.resilience.lease import Lease
 from app.telemetry.timing import DRAW
 
 __all__ = ["PictureType", "draw"]
@@ -30,10 +31,10 @@ async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type:
             return draw_picture(header, marks, picture_type)
 
     pixels = count_pixels(data, limits) * _DECODINGS[picture_type]
-    with admission.decode_backlog.add(pixels, call.deadline, call.caller) as counted:
+    with admission.decode_backlog.add(pixels, call.deadline, call.caller) as counted, Lease() as lease:
         encoded = admission.memory.reserve(call.caller)
-        counted.on_release(encoded.release)
+        lease.on_release(encoded.release)
         encoded.add(len(data))
-        picture = await pipeline.threads.run(work, call.deadline, counted, turn=call.turn(pixels))
+        picture = await pipeline.threads.run(work, call.deadline, counted, lease, turn=call.turn(pixels))
     call.timing.lap(DRAW)
     return picture

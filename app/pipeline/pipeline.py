@@ -268,9 +268,9 @@ class Pipeline:
             memory.add(nbytes, is_refused=is_refused)
             is_later = call.is_later_step
             return await self.admission.admit(spec.name, parallel, memory, call.deadline, call.caller, is_later_step=is_later)
-        if call.stream:
+        if call.stream and not call.is_batch:
             queue = self.admission.queue(spec.name, parallel)
-            permit = await queue.admit_frame(call.caller, call.stream, call.timing.total / 1e3, call.deadline, parallel)
+            permit = await queue.admit_frame(call.caller, call.stream, call.timing.began, call.deadline, parallel)
         else:
             permit = await self.batch_queue(spec, call.caller).admit(call.deadline, is_later_step=call.is_later_step)
         if held is not None:

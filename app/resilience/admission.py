@@ -65,7 +65,7 @@ class Admission:
         """Batch queues by name of the model and caller."""
 
     def check(self, model: str, caller: Caller = ANYBODY, *, is_batch: bool = False, is_frame: bool = False) -> None:
-        """Reject a request for a model before its body is received, if the gateway is full, as `ModelQueue.check`; frames wait."""
+        """Reject a request before its body is received, as `ModelQueue.check`; a frame of a stream waits for its model."""
         if not self._uploads.has_room(caller, 1):
             raise GatewayFull("too many request bodies are being received", "uploads")
         for budget in (self.upload_memory, self.memory, *((self.batch_memory,) if is_batch else ())):

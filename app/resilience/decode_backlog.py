@@ -19,7 +19,6 @@ _MAX_STEP = 4.0
 _SMOOTHING = 0.1  # weight of the newest image in the average
 # Fraction of the remaining time for decoding. The model needs time as well, and other work may use the CPUs.
 _SHARE = 0.5
-_UNCOUNTED = Lease()
 
 
 class DecodeBacklog:
@@ -41,15 +40,15 @@ class DecodeBacklog:
 
     def add(self, pixels: int, deadline: Deadline, caller: Caller) -> Lease:
         """Count an image until the lease is released; raises GatewayFull if decoding would take more than half of the time left."""
+        lease = Lease()
         if pixels < LARGE_PIXELS or caller.priority == SHADOW:  # whose thread does nothing else
-            return _UNCOUNTED
+            return lease
         self._counts.add(caller, pixels)  # counted first, so that two workers see each other
         ahead = self._counts.until_served(caller)
         seconds = ahead * self._seconds_per_pixel / self._threads
         if ahead > pixels and seconds > _SHARE * deadline.remaining:
             self._counts.add(caller, -pixels)
             raise GatewayFull("decoding the image, and those before it, would take too long", "decoding", math.ceil(seconds))
-        lease = Lease()
         lease.on_release(lambda: self._counts.add(caller, -pixels))
         return lease
 

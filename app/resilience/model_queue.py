@@ -266,7 +266,7 @@ class ModelQueue:
         # to come back by then. Rounded by chance: otherwise those of a second would come back together.
         now, pace = monotonic(), self.pace()
         comes_at = max(now, self._comes_at.get(caller.name, 0.0)) + pace * self._table.workers / _RETRIES_PER_END
-        self._comes_at[caller.name] = min(comes_at, now + _MAX_RETRY_SECONDS)
+        self._comes_at[caller.name] = min(comes_at, now + _MAX_RETRY_SECONDS / 2)
         expected = max(self.in_progress * pace * random.uniform(1, 2), comes_at - now)  # noqa: S311
         seconds = math.floor(expected + random.random())  # noqa: S311
         seconds = min(max(1, seconds), _MAX_RETRY_SECONDS)

@@ -15,7 +15,8 @@ class Timing:
     """Stopwatch of one request, started on creation. Durations are in milliseconds."""
 
     def __init__(self) -> None:
-        self._start = self._lap_start = perf_counter()
+        self.began = self._lap_start = perf_counter()
+        """When it was started, seconds; the clock is that of `monotonic`."""
         self.stages: dict[str, float] = {}
         self.steps: dict[str, tuple[float, float]] = {}
         """Begin and end of each step of a cascade, since the start; they overlap."""
@@ -51,19 +52,19 @@ class Timing:
 
     def end_step(self, step: str, began: float) -> float:
         """Record a step of a cascade that has run since `began`, of `perf_counter`; return how long, in milliseconds."""
-        begin, end = self.steps[step] = (began - self._start) * 1e3, self.total
+        begin, end = self.steps[step] = (began - self.began) * 1e3, self.total
         return end - begin
 
     @property
     def total(self) -> float:
         """Milliseconds since the start."""
-        return (perf_counter() - self._start) * 1e3
+        return (perf_counter() - self.began) * 1e3
 
     def intervals(self) -> list[tuple[str, float, float]]:
         """Return the name, begin and end of each stage and step, in milliseconds since the start."""
         # Copied because a thread may still record a stage after a timeout.
         stages = self.stages.copy()
-        spans = [(stage, begin := (self._starts[stage] - self._start) * 1e3, begin + took) for stage, took in stages.items()]
+        spans = [(stage, begin := (self._starts[stage] - self.began) * 1e3, begin + took) for stage, took in stages.items()]
         return spans + [(step, *span) for step, span in self.steps.items()]
 
     def server_timing(self, total: float) -> str:

@@ -5,7 +5,8 @@ If several checks fail, the response reports the first in this order:
     400  the framing is wrong                                           `check_framing`
     404  no route has the path; 405 for the method                      Litestar
     401  no API key, or a wrong one; 403 if it lacks the scope          `guard_key`
-    415  the declared encoding, or type of a batch; 413 the length      `guard_payload`
+    415  the declared encoding, or type of a batch; 413 the length,     `guard_payload`
+         400 the name of a stream
     503  the model's circuit is open                                    `guard_circuit`
     429  the gateway is full                                            `check_capacity`
 
@@ -100,7 +101,7 @@ async def guard_key(worker: WorkerResources, connection: Connection, route: Mode
 
 
 async def guard_payload(worker: WorkerResources, connection: Connection, route: ModelRoute) -> None:
-    """Raise UnsupportedMediaType or BodyTooLarge by declared type, encoding and length; note the limits in the context.
+    """Raise UnsupportedMediaType, BodyTooLarge or InvalidParameter by what the headers declare; note the limits in the context.
 
     A single body of any other type than a form or JSON may be an image, which its first bytes show.
     """

@@ -261,7 +261,7 @@ class DispatchMiddleware:
         if isinstance(target.handler, ModelRoute) and scope["method"] == HttpMethod.POST:
             context = context_of(scope)
             context.has_model_route = True
-            if (target.handler.takes, target.handler.scope) == ("image", "detect"):
+            if target.handler.has_streams and self._worker.catalog.own(path_values.get("model", "")) is None:  # not of a cascade
                 context.stream = context.headers.get(b"x-stream", b"").decode("latin-1")
             if self._worker.keys is not None:
                 note_key(scope, target.handler, self._worker.keys)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -40,8 +40,6 @@ _BBOXES = ("coco", "cxcywh")
 # Coordinates and confidences of keypoints whose conversion takes the event loop 5 ms.
 _MANY = 20_000
 _LARGE_BYTES = 1 << 18
-
-T = TypeVar("T")
 
 
 def to_response(
@@ -139,17 +137,9 @@ def is_large(found: TaskResult) -> bool:
     return found.masks is not None or (found.keypoints is not None and found.keypoints.size > _MANY)
 
 
-async def convert(work: Callable[[], T], found: TaskResult, pipeline: Pipeline, call: CallContext) -> T:
-    """Return what `work` makes of a result: of a large one in a thread."""
-    return await pipeline.threads.run(work, call.deadline, turn=call.turn()) if is_large(found) else work()
-
-
 async def respond_json(describe: Callable[[], object], found: TaskResult, pipeline: Pipeline, call: CallContext) -> ASGIResponse:
     """Respond with the object that `describe` makes of a result as JSON."""
-    if not is_large(found):
-        return JsonResponse(msgspec.json.encode(describe()))
-    body = await pipeline.threads.run(lambda: msgspec.json.encode(describe()), call.deadline, turn=call.turn())
-    return LargeResponse(body, "application/json", pipeline.admission.memory)
+    return await respond_in_thread(describe, pipeline, call) if is_large(found) else JsonResponse(msgspec.json.encode(describe()))
 
 
 async def respond_in_thread(describe: Callable[[], object], pipeline: Pipeline, call: CallContext) -> ASGIResponse:

@@ -77,7 +77,7 @@ class _MatchParameters(DialectParameters, frozen=True, kw_only=True):
     confidence: ClassVar[float] = 0.5
 
 
-@ModelRoute(["/v1/vision/detection", "/v1/vision/custom/{model:str}"], key_in="body")
+@ModelRoute(["/v1/vision/detection", "/v1/vision/custom/{model:str}"], key_in="body", has_streams=True)
 async def detection(
     request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str | None] = None
 ) -> ASGIResponse:

@@ -189,7 +189,7 @@ def _infer_route(path: str, task: Task) -> HTTPRouteHandler:
     return ModelRoute(path, task=None, takes="images", key_in="body")(infer)
 
 
-@ModelRoute(_V0, key_in="query")
+@ModelRoute(_V0, key_in="query", has_streams=True)
 async def infer_v0(
     request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str], version: FromPath[int]
 ) -> ASGIResponse:

@@ -66,7 +66,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
         return _Options(self.model, self.confidence, None, limit, self.iou, version=version, lowers_iou=True, default_iou=0.7)
 
 
-@ModelRoute(["/predict", "/api/models/{model:str}/predict", "/v1/predict/{model:str}"], key_in="query")
+@ModelRoute(["/predict", "/api/models/{model:str}/predict", "/v1/predict/{model:str}"], key_in="query", has_streams=True)
 async def predict(
     request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str | None] = None
 ) -> ASGIResponse:

@@ -131,9 +131,10 @@ async def _receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
     uses_cache = pipeline.cache is not None and getattr(wanted, "use_cache", True)
-    uses_cache = uses_cache and b"no-store" not in context.headers.get(b"cache-control", b"").lower()
+    uses_cache = uses_cache and not any(b"no-store" in text.lower() for name, text in scope["headers"] if name == b"cache-control")
     further: dict[str, Any] = {"trace": trace, "allows_truncated": wanted.truncated == "allow", "uses_cache": uses_cache}
-    further["stream"] = context.stream and f"{context.stream} {context.client_address if worker.keys is None else ''}"
+    if context.stream:  # without keys, many addresses are one caller
+        further["stream"] = context.stream if worker.keys is not None else f"{context.stream} {context.client_address}"
     if pipeline.router is not None:
         further |= {"route_key": header_of(scope, b"x-route-key"), "after_answer": context.after_answer}
     call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.caller, **further)

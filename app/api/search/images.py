@@ -118,8 +118,7 @@ async def duplicate_groups(
         {"group_id": group_id, "member_count": size, "primary_image_id": first.image_id, "primary_image_path": first.path}
         for group_id, size, first in found.items
     ]
-    counts = {"total_groups": found.total, "total_duplicates": grouped, "page": page, "size": size}
-    return await reply({**counts, "groups": groups})
+    return await reply({"total_groups": found.total, "total_duplicates": grouped, "page": page, "size": size, "groups": groups})
 
 
 @get("/query/duplicates/stats", summary="Count near duplicates", responses=READING)

@@ -109,8 +109,8 @@ class Images(Vectors):
         vectors = dict[Any, Vector]()
         for image in images:
             _check(image)
-            vectors.update(("image", vector) for vector in image.vectors)
             vectors.update(("image", vector) for part in image.objects for vector in part.vectors)
+            vectors.update(("image", vector) for vector in image.vectors)  # these last: they decide which model's index is made
             vectors.update(("face", vector) for face in image.faces for vector in face.vectors)
         locks = [(tenant, *key) for image in images for key in (("hash", image.content_hash), ("id", image.image_id))]
         while True:

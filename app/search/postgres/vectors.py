@@ -297,22 +297,21 @@ async def _few(  # noqa: PLR0913, PLR0917 - the parts of a question
 ) -> str | None:
     # Returns the condition under which all are compared, if filters leave few of the tenant; else None: the transaction walks the
     # index. The fewer are left, the more others are on the walk: at the square root, it costs as much as comparing them.
-    others = where.replace(OF_METADATA, "")
-    metadata = others != where
+    metadata = (others := where.replace(OF_METADATA, "")) != where
     most = int(min(max(_SMALL, (max(_WALKED, limit) * table.rows) ** 0.5), _MOST_COMPARED))
     if metadata and others:  # which may leave still fewer together
         most = _MOST_COMPARED
     few = f"SELECT FROM vectors_{table.number} WHERE index = '{index}'{others} LIMIT {most + 1}"
     matching = f"match_metadata($2, {most + 1})" if metadata else "(SELECT) none"
-    # To look up many metadata takes as long as a walk, so it is done only unless a sample, of numbers without a period, has many.
+    # Looking up many metadata takes as long as a walk: it is skipped if a sample, spread over the table, has many.
     rows = int(max(table.rows, 1))
     numbers = f"SELECT i * 2654435761 % {rows} FROM generate_series(1, {_SAMPLED if metadata else 0}) i"
     sample = f"SELECT count(*) FROM vectors_{table.number} WHERE number = ANY (ARRAY({numbers})) AND index = '{index}'{where}"
-    is_unclear = f"CASE WHEN sampled < {1.5 * _SAMPLED * most / rows} THEN"
+    if_unclear = f"CASE WHEN sampled < {1.5 * _SAMPLED * most / rows} THEN"
     # What the planner knows of filters does not get through row-level security: it would sort half a table.
     row = await connection.fetchrow(
         f"SELECT set_config('enable_sort', 'off', true), set_config('hnsw.ef_search', '{100 if where else 64}', true),"
-        f" {is_unclear} (SELECT count(*) FROM ({few}) few) END, {is_unclear} (SELECT count(*) FROM {matching}) END, $1::vector"
+        f" {if_unclear} (SELECT count(*) FROM ({few}) few) END, {if_unclear} (SELECT count(*) FROM {matching}) END, $1::vector"
         f" FROM ({sample}) sample (sampled)",
         *(vector.values, *values),
     )
