@@ -90,9 +90,8 @@ class _IngestBatchParameters(IngestFlags, frozen=True, forbid_unknown_fields=Tru
         """Return one entry for each image; raise InvalidParameter if they are not as many, or no texts."""
         if (given := getattr(self, name)) is None:
             return [None] * (images or 0)
-        found: list[str | None] = decode(
-            given, _Texts, f"{name}: expected a JSON list of at most {MAX_IMAGES} strings", InvalidParameter
-        )
+        expected = f"{name}: expected a JSON list of at most {MAX_IMAGES} strings"
+        found: list[str | None] = decode(given, _Texts, expected, InvalidParameter)
         if len(found) != (images or len(found)):
             raise InvalidParameter(f"{name}: expected {images}, one for each image, found {len(found)}")
         return found

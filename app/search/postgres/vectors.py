@@ -299,8 +299,7 @@ async def _few(  # noqa: PLR0913, PLR0917 - the parts of a question
     # index. The fewer are left, the more others are on the walk: at the square root, it costs as much as comparing them.
     metadata = (others := where.replace(OF_METADATA, "")) != where
     most = int(min(max(_SMALL, (max(_WALKED, limit) * table.rows) ** 0.5), _MOST_COMPARED))
-    if metadata and others:  # which may leave still fewer together
-        most = _MOST_COMPARED
+    most = _MOST_COMPARED if metadata and others else most  # both may leave still fewer together
     few = f"SELECT FROM vectors_{table.number} WHERE index = '{index}'{others} LIMIT {most + 1}"
     matching = f"match_metadata($2, {most + 1})" if metadata else "(SELECT) none"
     # Looking up many metadata takes as long as a walk: it is skipped if a sample, spread over the table, has many.
