@@ -17,6 +17,8 @@ from app.resilience.worker_table import SEPARATOR, WorkerTable
 
 _MAX_WAIT_SECONDS = 0.03
 _MAX_RETRY_SECONDS = 30
+# So long at most because of the caller's other rejections: who ignores their Retry-After keeps others of its name away.
+_MAX_BACKLOG_SECONDS = 15
 # As many requests are told to come back while one ends: with fewer, places would stay free if some do not.
 _RETRIES_PER_END = 3
 # The limit until the model's speed is known.
@@ -266,7 +268,7 @@ class ModelQueue:
         # to come back by then. Rounded by chance: otherwise those of a second would come back together.
         now, pace = monotonic(), self.pace()
         comes_at = max(now, self._comes_at.get(caller.name, 0.0)) + pace * self._table.workers / _RETRIES_PER_END
-        self._comes_at[caller.name] = min(comes_at, now + _MAX_RETRY_SECONDS / 2)
+        self._comes_at[caller.name] = min(comes_at, now + _MAX_BACKLOG_SECONDS)
         expected = max(self.in_progress * pace * random.uniform(1, 2), comes_at - now)  # noqa: S311
         seconds = math.floor(expected + random.random())  # noqa: S311
         seconds = min(max(1, seconds), _MAX_RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""Counters that all workers of a host share: each worker writes its own row and reads all rows.
+"""Counters that all workers of a host share: each worker writes its own row and reads all rows; all write the last one.
 
 The table is a memory file that the first parent process creates and all workers inherit. A worker locks its row while it lives, so
 the row of a killed worker is ignored after a refresh, and another worker may take it. The new worker continues the old values in

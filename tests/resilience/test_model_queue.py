@@ -71,7 +71,8 @@ def test_rejected_requests_of_a_crowd_come_back_little_faster_than_the_model_ans
     queue, other = ModelQueue(table, "tiny", 1, target_seconds=1e6), Caller("other")
     queue.measure(1.0, 1, is_near=False)
     told = [queue.full(ANYBODY).retry_after_seconds for _ in range(100)]
-    assert (told[:3], told[32] in {11, 12}, told[-1], queue.full(other).retry_after_seconds) == ([1, 1, 1], True, 30, 1)
+    assert (told[:3], told[32] in {11, 12}, told[-1] in {15, 16}) == ([1, 1, 1], True, True)
+    assert queue.full(other).retry_after_seconds == 1
     clock.now += 30
     queue.refresh()
     assert queue.full(ANYBODY).retry_after_seconds == 1

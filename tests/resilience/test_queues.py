@@ -246,7 +246,7 @@ class Cameras(Machine):
     async def ask(self, queue: StreamQueue, caller: Caller, stream: str) -> None:
         began, deadline = self.clock.now, Deadline.after(60)
         try:
-            permit = await (queue.admit_frame(caller, stream, 0.0, deadline, 1) if stream else queue.admit(caller, deadline))
+            permit = await (queue.admit_frame(caller, stream, began, deadline, 1) if stream else queue.admit(caller, deadline))
         except Superseded:
             return
         with permit:
@@ -259,7 +259,7 @@ class Cameras(Machine):
     def film(self, seed: int, callers: int, is_by_camera: bool) -> None:  # noqa: FBT001 - hypothesis names it
         *lines, hung = [StreamQueue(table, "tiny", 128, 2.5, lambda: False) for table in self.open_tables(3)]
         other, deadline = asyncio.new_event_loop(), Deadline.after(60)
-        frames = [other.create_task(hung.admit_frame(Caller("caller 0"), str(n), 0.0, deadline, 1)) for n in range(3)]
+        frames = [other.create_task(hung.admit_frame(Caller("caller 0"), str(n), self.clock.now, deadline, 1)) for n in range(3)]
         other.run_until_complete(asyncio.wait(frames, return_when=asyncio.FIRST_COMPLETED))  # two are in progress, one is next
         self.skip(1.01)
         chance, start = random.Random(seed), self.clock.now  # noqa: S311 - reproducible
@@ -301,7 +301,7 @@ async def test_waiting_frames_are_bounded_and_leave_room_for_other_callers(open_
     many, other, deadline = Caller("many"), Caller("other"), Deadline.after(60)
     held = [await lines[0].admit(many, deadline) for _ in range(int(lines[0].limit))]
     waiting = [asyncio.create_task(lines[0].admit_frame(many, f"{number}", 0.0, deadline, 1)) for number in range(200)]
-    newer = asyncio.create_task(lines[1].admit_frame(many, "0", -1.0, deadline, 1))
+    newer = asyncio.create_task(lines[1].admit_frame(many, "0", 1.0, deadline, 1))
     with pytest.raises(Superseded):
         await waiting[0]
     assert {type(task.exception()) for task in waiting[1:] if task.done()} == {GatewayFull}

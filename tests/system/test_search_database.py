@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from secrets import token_hex
 
 import asyncpg
 import httpx
@@ -17,7 +16,6 @@ from app.embedded.postgres.server import EmbeddedPostgres
 from app.settings.schema import Settings
 from bench.harness import processes
 from bench.harness.processes import variables
-from tests.api.conftest import write_keys
 from tests.postgres import database_home
 from tests.processes import PATIENCE_SECONDS, children, wait_for, wait_until_gone
 from tests.support import SCENE, free_port, triton_home, until
@@ -98,40 +96,6 @@ def folders_of_search() -> set[Path]:
             listening = map(Path, (each.laddr for each in child.net_connections("unix") if child.name() == "search"))
             folders |= {path.parent for path in listening if path.name == "search.sock"}
     return folders
-
-
-async def test_caller_is_the_same_for_search_as_for_its_worker(home: Settings, repository: Path, tmp_path: Path) -> None:
-    shutil.copytree(repository / "embedding", tmp_path / "models" / "embedding")
-    everything = "detect search ingest health"
-    keys = [("north", "secret", everything), ("south", "secret", everything), ("reader", "secret", "search")]
-    file, log = write_keys(tmp_path, *keys, tenants={"north": "north", "south": "south"}), tmp_path / "log"
-    with running(home, log, "serve", "--search", NEREID_WORKERS="2", NEREID_API_KEYS_FILE=file) as url:
-
-        def ask(key: str, line: str, request_id: str = "", **more: bytes) -> tuple[int, str]:
-            """Ask over a connection of its own; return the status and the code of the problem."""
-            method, _, path = line.partition(" ")
-            headers = {"X-API-Key": f"{key}.secret", "X-Request-ID": request_id or token_hex(8)}
-            response = httpx.request(method, url + path, headers=headers, timeout=60, **more)  # type: ignore[arg-type]
-            assert response.headers["X-Request-ID"] == headers["X-Request-ID"]
-            document = response.json()
-            assert document.get("request_id", headers["X-Request-ID"]) == headers["X-Request-ID"]
-            return response.status_code, document.get("code", "")
-
-        wait_for(lambda: ask("north", "GET /query/stats")[0] == 200)
-        for number in range(8):  # of connections, some of which each worker has accepted
-            picture = SCENE + bytes(number)
-            assert ask("north", f"POST /ingest?image_id={number}", content=picture) == (201, "")
-            assert ask("south", f"POST /embed/image?index=true&image_id=south-{number}", content=picture) == (200, "")
-            assert ask("reader", "POST /ingest", content=picture) == (403, "forbidden")
-            assert ask("nobody", "POST /ingest", content=picture) == (401, "unauthorized")
-            assert ask("north", f"GET /query/image/{number}", f"north-{number}") == (200, "")
-            assert ask("south", f"GET /query/image/{number}") == (404, "unknown_record")
-            assert ask("south", f"GET /query/image/south-{number}") == (200, "")
-            assert ask("north", f"GET /query/image/south-{number}") == (404, "unknown_record")
-            assert ask("north", "POST /ingest?timeout_ms=1", content=picture + b"new") == (504, "deadline_passed")
-            assert ask("north", "GET /ready") == ask("north", "GET /health") == (200, "")
-        text = log.read_text()
-    assert [text.count(f'"request_id":"north-{number}"') for number in range(8)] == [1] * 8
 
 
 async def test_folder_of_search_goes_with_its_gateway(home: Settings, tmp_path: Path) -> None:

@@ -100,17 +100,6 @@ def test_a_signal_stops_everything(models: Path, tmp_path: Path, stop: signal.Si
             httpx.get(fleet.url)
 
 
-def test_a_worker_ends_with_the_process_that_started_it(models: Path, tmp_path: Path) -> None:
-    with serving(models, tmp_path) as fleet:
-        workers = fleet.workers()
-        assert workers
-        fleet.process.suspend()
-        fleet.instances()[0].kill()
-
-        wait_until_gone(workers)
-        fleet.process.kill()
-
-
 def test_no_process_outlives_a_killed_parent(models: Path, tmp_path: Path) -> None:
     """SIGKILL gives it no chance to clean up."""
     with serving(models, tmp_path) as fleet:

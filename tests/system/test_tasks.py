@@ -8,10 +8,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from PIL import Image
 from pycocotools import mask as coco
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 from app.__main__ import main
 from app.settings.schema import Settings
@@ -91,36 +88,3 @@ async def test_objects_are_those_of_the_predictor(gateway: httpx.AsyncClient, ta
         ]
         print(f"keypoints: {np.mean(apart):.3f} pixels, at most {max(apart):.3f}")  # noqa: T201
         assert np.mean(apart) <= 1
-
-
-@pytest.mark.parametrize(("task", "kind"), [("seg", "segm"), ("pose", "keypoints")])
-async def test_pycocotools_evaluates_the_results_of_a_batch(gateway: httpx.AsyncClient, task: str, kind: str) -> None:
-    """With the predictor's answers as the truth, the average precision is almost 1."""
-    if not is_there(task, "raw"):
-        pytest.skip(NO_MODELS)
-    truth = COCO()
-    truth.dataset = {"images": [], "annotations": [], "categories": [{"id": id_, "name": f"{id_}"} for id_ in range(3)]}
-    answers = stdlib_json.loads((FOLDER / task / "raw.json").read_bytes())
-    for number, picture in enumerate(PICTURES):
-        with Image.open(picture) as image:
-            width, height = image.size
-        truth.dataset["images"].append({"id": number, "width": width, "height": height})
-        for found in answers[picture.name]:
-            x1, y1, x2, y2 = found["box"]
-            annotation = {"id": len(truth.dataset["annotations"]) + 1, "image_id": number, "category_id": found["class"]}
-            annotation |= {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1), "iscrowd": 0}
-            shape = {"segmentation": found["mask"]} if task == "seg" else {"num_keypoints": 3}
-            points = [number for x, y, _ in found.get("keypoints", ()) for number in (x, y, 2)]
-            truth.dataset["annotations"].append({**annotation, **shape, "keypoints": points})
-    truth.createIndex()
-    query = {**QUERY, "model": f"{task}_raw", "format": "coco-results", "image_ids": ",".join(map(str, range(len(PICTURES))))}
-    query.pop("boxes")
-    files = [("images", (picture.name, picture.read_bytes())) for picture in PICTURES]
-    results = json(await gateway.post(f"{ROUTES[task]}/batch", params=query, files=files))
-
-    evaluation = COCOeval(truth, truth.loadRes(results), kind)
-    evaluation.params.kpt_oks_sigmas = np.full(3, 0.05)
-    evaluation.evaluate()
-    evaluation.accumulate()
-    evaluation.summarize()
-    assert evaluation.stats[0] >= 0.97

@@ -43,7 +43,7 @@ def open_gateway(search_settings: Settings, tmp_path: Path) -> OpenGateway:
 
 
 def key(name: str) -> dict[str, str]:
-    return {"X-API-Key": f"{name}.s"}
+    return {"X-API-Key": f"{name}.s", "X-Request-ID": name}
 
 
 @pytest.fixture

@@ -58,6 +58,7 @@ async def test_route_of_search_needs_a_key_with_its_scope(open_gateway: OpenGate
         for (method, path), statuses in SCOPES.items():
             content = IMAGE if path.startswith(("/ingest", "/embed")) else None
             asked = [await client.request(method, path, content=content, headers=key(name)) for name in KEYS]
+            assert [answer.headers["x-request-id"] for answer in asked] == [*KEYS]
             assert (path, [answer.status_code for answer in asked]) == (path, statuses)
         foreign = {**key("writer"), "Origin": "https://elsewhere.example"}
         json(await client.delete("/query/image/x", headers=foreign), 403)
