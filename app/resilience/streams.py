@@ -20,6 +20,7 @@ _MAX_WAITING = 256
 _STREAMS, _NO_TURN = 4096, 1 << 62
 # A turn consists of the priority of the caller, the column of the table with its frames in progress (14 bits), and a time (46).
 _TICKS_PER_SECOND = 100_000
+_MISSED = "the turn of its stream did not come in time"
 
 
 class _Frame:
@@ -46,6 +47,8 @@ class StreamQueue(ModelQueue):
         name, self._max_active = SEPARATOR.join((self._model, caller.name, stream)), 2 * parallel_images
         frame = _Frame(caller, self._active.columns[caller.name], name, began)
         waiting = [other.key for other in self.frames if other.caller.name == caller.name]
+        if deadline.remaining <= 0:  # it would take the place of an older one, and get none
+            raise TurnMissed(_MISSED)
         is_full = frame.key not in waiting and len(waiting) + len(self.frames) >= _MAX_WAITING
         if is_full or (self.is_silent() and self._active.total >= self._max_active):
             raise self.full(caller)
@@ -62,7 +65,7 @@ class StreamQueue(ModelQueue):
             if frame.permit.cancel():
                 self._end_turn(frame)
         if frame.permit.cancelled():
-            raise TurnMissed("the turn of its stream did not come in time")
+            raise TurnMissed(_MISSED)
         return frame.permit.result()
 
     def _end_turn(self, frame: _Frame) -> None:

@@ -65,7 +65,7 @@ class _Options(OptionsByModel):
         return super().reader(spec)
 
 
-@ModelRoute([f"{_MODEL}/infer", f"{_VERSION}/infer"], key_in="query", has_streams=True)
+@ModelRoute([f"{_MODEL}/infer", f"{_VERSION}/infer"], key_in="query")
 async def infer(
     request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: Model, version: Version = None
 ) -> ASGIResponse:
