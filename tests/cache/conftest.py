@@ -55,7 +55,7 @@ class Caching:
         context = CallContext(Deadline.after(seconds), Timing(), "id", **{"caller": ANYBODY, **(call or {})})
         found = await self.world.pipeline.run(data, OPTIONS._replace(**options), context)
         await asyncio.gather(*self.cache.storing)
-        return context.timing.descriptions[CACHE], found
+        return context.timing.descriptions.get(CACHE, ""), found
 
     async def result(self, data: bytes = SCENE, **call: Any) -> str:  # noqa: ANN401
         """Detect objects; return how the cache has answered."""
