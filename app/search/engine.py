@@ -207,7 +207,7 @@ class Job(msgspec.Struct, kw_only=True):
     ended_at: datetime | None = None
 
 
-class Failure(msgspec.Struct, frozen=True):
+class FileFailure(msgspec.Struct, frozen=True):
     """What a job could not do: a file that was not indexed, or an image that was not described anew."""
 
     name: str

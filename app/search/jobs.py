@@ -20,7 +20,7 @@ from app.errors import DeadlinePassed, GatewayError, IndexRefused, InferenceFail
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import LOW, Caller
-from app.search.engine import Failure, Family, Job
+from app.search.engine import Family, FileFailure, Job
 from app.search.service import REGISTERED, IngestOptions, Search
 from app.telemetry.timing import Timing
 
@@ -39,7 +39,7 @@ _MAX_SKIPPED, _MAX_ID = 20, 256
 _NOT_HERE = "it waits for a gateway on the machine where it was begun, with the same NEREID_SEARCH_FOLDERS; DELETE gives it up"
 _REGISTER = "a registered face has no file: register it again"
 _INGEST = "its file is gone, has changed, or is not in NEREID_SEARCH_FOLDERS: ingest it again"
-_DEADLY = Failure("", "process_ended", f"the process has ended {_ATTEMPTS} times while it worked on this")
+_DEADLY = FileFailure("", "process_ended", f"the process has ended {_ATTEMPTS} times while it worked on this")
 
 T = TypeVar("T")
 Work = Callable[[T, CallContext], Awaitable[Mapping[str, int]]]
@@ -139,7 +139,7 @@ class _Work:
             await self._save()
         LOG.info("a job has ended", job=job.job_id, kind=job.kind, state=job.state, error=job.error, **job.counts)
 
-    async def _save(self, failures: Sequence[Failure] = ()) -> None:
+    async def _save(self, failures: Sequence[FileFailure] = ()) -> None:
         while True:
             with suppress(SearchUnavailable):
                 if await self._engine.save_job(self._job, failures):
@@ -149,7 +149,7 @@ class _Work:
 
     async def _step(self, items: Sequence[T], name: Callable[[T], str | None], work: Work[T], position: str) -> None:
         """Work on items, and save that all up to a position are done; leave out the only one if it has ended several processes."""
-        job, failures = self._job, list[Failure]()
+        job, failures = self._job, list[FileFailure]()
         self._steps += 1
         # The counts change once all items are done, because a part of them is done again.
         counts = Counter[str]()
@@ -183,7 +183,7 @@ class _Work:
         job.counts["total_files"], job.counts["excluded"] = len(paths := paths[: wanted.max_images]), excluded
         if unreadable:
             job.counts["unreadable"] = len(unreadable)
-            await self._save([Failure(folder, "not_readable", "the folder cannot be read") for folder in unreadable[:CHUNK]])
+            await self._save([FileFailure(folder, "not_readable", "the folder cannot be read") for folder in unreadable[:CHUNK]])
         job.counts |= {f"skipped:{suffix}": number for suffix, number in others.most_common(_MAX_SKIPPED)}
         start = bisect_right(paths, job.position)
         while start < len(paths):
@@ -249,7 +249,7 @@ class _Work:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _try(self, work: Callable[[CallContext], Awaitable[Mapping[str, int]]], counts: Counter[str]) -> Failure | None:
+    async def _try(self, work: Callable[[CallContext], Awaitable[Mapping[str, int]]], counts: Counter[str]) -> FileFailure | None:
         for attempt in count(1):
             call = CallContext(Deadline.after(self._limits.max_timeout_seconds), Timing(), f"job-{self._job.job_id}", _CALLER)
             try:
@@ -260,14 +260,14 @@ class _Work:
                 is_tried = error.retry_after_seconds or (
                     attempt < _ATTEMPTS and isinstance(error, DeadlinePassed | InferenceFailed)
                 )
-                failure = Failure("", error.code, error.detail)
+                failure = FileFailure("", error.code, error.detail)
             except FileNotFoundError as error:
-                return Failure("", "gone", str(error))
+                return FileFailure("", "gone", str(error))
             except OSError:
-                is_tried, failure = False, Failure("", "not_readable", "the file cannot be read, or is too large")
+                is_tried, failure = False, FileFailure("", "not_readable", "the file cannot be read, or is too large")
             except Exception:
                 LOG.exception("an image failed unexpectedly", job=self._job.job_id)
-                is_tried, failure = False, Failure("", "internal", "it failed unexpectedly; the log says why")
+                is_tried, failure = False, FileFailure("", "internal", "it failed unexpectedly; the log says why")
             else:
                 return None
             if not is_tried:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from app.errors import GatewayFull, InvalidParameter, SearchUnavailable, UnknownRecord
-from app.search.engine import FacePart, Failure, Filter, NewImage, ObjectPart, Page, TextPart, Vector
+from app.search.engine import FacePart, FileFailure, Filter, NewImage, ObjectPart, Page, TextPart, Vector
 from app.search.postgres.engine import PostgresEngine
 from tests.postgres import Server, pooled
 
@@ -242,11 +242,11 @@ async def test_job_that_another_worker_has_taken_is_not_saved(engine: PostgresEn
     job_id = (await engine.add_job("", "directory", {}, {"/photos": 7})).job_id
     dead = await engine.claim_job(job_id, 60)
     assert dead
-    assert await engine.save_job(dead, [Failure("a", "internal", "why")] * 2)
+    assert await engine.save_job(dead, [FileFailure("a", "internal", "why")] * 2)
     assert (await engine.waiting_jobs(60), await engine.claim_job(job_id, 60)) == ([], None)
     assert await engine.waiting_jobs(0) == [(job_id, {"/photos": 7})]
     other = await engine.claim_job(job_id, 0)
     assert (dead.deaths, other and other.deaths) == (0, 1)
-    assert not await engine.save_job(dead, [Failure("b", "internal", "why")])
-    assert (await engine.failures("", job_id, PAGE)).items == [Failure("a", "internal", "why")]
+    assert not await engine.save_job(dead, [FileFailure("b", "internal", "why")])
+    assert (await engine.failures("", job_id, PAGE)).items == [FileFailure("a", "internal", "why")]
     assert (await engine.failures("north", job_id, PAGE)).total == 0

@@ -26,7 +26,7 @@ from app.errors import InvalidParameter, MalformedRequest
 from app.model.heads import EmbeddingHead
 from app.model.reference import refer_to
 from app.pipeline.call import CallContext
-from app.search.engine import Failure, Family, Job, Page
+from app.search.engine import Family, FileFailure, Job, Page
 from app.search.jobs import DirectoryOptions, ReindexOptions
 from app.search.service import Search
 
@@ -77,7 +77,7 @@ class JobAnswer(Sums, frozen=True, kw_only=True):
 class FailureList(msgspec.Struct, frozen=True):
     """The first 1,000 failures of a job, by name."""
 
-    failures: Sequence[Failure]
+    failures: Sequence[FileFailure]
     total: int
     page: int
     size: int

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from msgspec.structs import astuple
 
 from app.errors import GatewayFull, UnknownRecord
-from app.search.engine import Failure, Family, Found, Job, Page
+from app.search.engine import Family, FileFailure, Found, Job, Page
 from app.search.postgres.connection import become, fetch_page
 from app.search.postgres.find import Find
 from app.search.postgres.values import check_metadata, record, to_uuid
@@ -82,7 +82,7 @@ class PostgresEngine(Find):
             )
         return row and record(Job, row)
 
-    async def save_job(self, job: Job, failures: Sequence[Failure] = ()) -> bool:
+    async def save_job(self, job: Job, failures: Sequence[FileFailure] = ()) -> bool:
         """Save a job with more failures, and so say that it is being worked on; return False if another worker has taken it."""
         job_id = to_uuid(job.job_id, "job")
         async with self.as_tenant(job.tenant) as connection:
@@ -104,7 +104,7 @@ class PostgresEngine(Find):
         async with self.as_tenant(tenant) as connection:
             query = "SELECT name, code, why FROM failures WHERE job_id = $1 ORDER BY name"
             rows, total = await fetch_page(connection, query, page, to_uuid(job_id, "job"))
-        return Found([record(Failure, row) for row in rows], total)
+        return Found([record(FileFailure, row) for row in rows], total)
 
     async def job(self, tenant: str, job_id: str) -> Job:
         """Return a job; raise UnknownRecord."""

@@ -100,7 +100,11 @@ def _describe_responses(responses: dict[str, Any]) -> str:
 def render_schemas(*names: str) -> str:
     """Describe these schemas, or all that have no other page, with the comments of their fields."""
     schemas = _document()["components"]["schemas"]
-    types = {kind.__name__: kind for kind in _derived(msgspec.Struct) if kind.__module__.startswith(("app.api.", "app.routing."))}
+    types = {
+        kind.__name__: kind
+        for kind in _derived(msgspec.Struct)
+        if kind.__module__.startswith(("app.api.", "app.routing.", "app.search."))
+    }
     return "\n".join(_describe_schema(types[name], schemas[name]) for name in names or sorted(schemas.keys() - _OWN_PAGE))
 
 
