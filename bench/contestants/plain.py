@@ -17,7 +17,8 @@ LABELS = Path(os.environ["BENCH_LABELS"]).read_text(encoding="utf-8").splitlines
 if os.environ["BENCH_ENGINE"] == "openvino":
     import openvino  # type: ignore[import-not-found]
 
-    hints = {"INFERENCE_NUM_THREADS": THREADS, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    # Pinned, the threads of all processes would share the first core.
+    hints = {"INFERENCE_NUM_THREADS": THREADS, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32", "ENABLE_CPU_PINNING": False}
     infer = openvino.compile_model(MODEL, "CPU", hints)
 else:
     import onnxruntime
