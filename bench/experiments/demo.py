@@ -153,9 +153,8 @@ def run(options: argparse.Namespace) -> int:
                 say(f"{phase}: {server.name}")
                 rows.append(_measure(phase, server, options.seconds * (2 if phase == VERSION else 1)))  # `add` takes its time
     say()
-    print(
-        f"{describe(rows)}\n{options.seconds:g} s each, twice that for a new version, {perf_counter() - began:.0f} s in all; {describe_machine()}"
-    )
+    print(f"{describe(rows)}\n{options.seconds:g} s each, twice that for a new version")
+    print(f"{perf_counter() - began:.0f} s in all; {describe_machine()}")
     options.write.write_text(draw(rows), encoding="utf-8")
     print(f"chart: {options.write}")
     missed = [row.phase for row in rows if row.server == "Nereid" and not row.holds]
