@@ -163,7 +163,7 @@ class TritonFolder(PrivateFolder):
 
     def drop_removed_models(self) -> None:
         """Remove the links to models that are gone, with which Triton could not list the others."""
-        with suppress(FileNotFoundError):  # Triton is being stopped, or another process does the same
+        with suppress(OSError):  # Triton is being stopped, another process does the same, or their disk fails
             for link in (self.path / "models").iterdir():
                 if not link.exists():
                     link.unlink()

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 
@@ -65,6 +66,7 @@ class EmbeddedTriton:
         self._log = LogFile(Path(settings.triton_home).resolve() / "triton.log")
         self.log = self._log.path
         self._process: subprocess.Popen[bytes] | None = None
+        self._tidying = Thread()
         self._client = BlockingClient(f"unix:{self._folder.socket}")
         self.device = Device()
         """What runs the models; the environment for it must be installed."""
@@ -136,7 +138,9 @@ class EmbeddedTriton:
     def poll(self) -> int | None:
         """Return the exit code; None while the server runs. Call this regularly: it also keeps its log and models in order."""
         self._log.shorten()
-        self._folder.drop_removed_models()
+        if not self._tidying.is_alive():
+            self._tidying = Thread(target=self._folder.drop_removed_models, daemon=True)  # the disk of the models may hang
+            self._tidying.start()
         return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:

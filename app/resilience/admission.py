@@ -96,7 +96,7 @@ class Admission:
         is_later_step: bool = False,
     ) -> Permit:
         """Admit a request for an existing model, whose body is complete, or a later step of one. The permit gets its memory."""
-        queue = self.queues.get(model) or self.queue(model, parallel_images)
+        queue = self.queue(model, parallel_images)
         permit = await (queue.admit_later_step if is_later_step else queue.admit)(caller, deadline)
         memory.move_to(permit)
         return permit

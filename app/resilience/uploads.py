@@ -1,7 +1,5 @@
 """Bodies being received: their number and bytes on the whole host."""
 
-from functools import partial
-
 from app.errors import GatewayFull
 from app.resilience.fairness import caller_at, network_digest
 from app.resilience.lease import Lease
@@ -19,7 +17,7 @@ class Upload(Lease):
         """Count the bytes in a reservation, which is released with this lease."""
         super().__init__()
         self._memory = memory
-        self.on_release(partial(memory.keep, 0))
+        self.on_release(memory.release)
 
     @property
     def nbytes(self) -> int:

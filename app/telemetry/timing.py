@@ -69,8 +69,11 @@ class Timing:
 
     def server_timing(self, total: float) -> str:
         """Render the value of a Server-Timing header, which ends with the time since the start."""
-        described = {name: f'{name};desc="{text}"' for name, text in self.descriptions.items()}
-        entries = [*self.stages.items(), ("total", total)]
-        if self.steps:
-            entries[-1:-1] = [(step, end - begin) for step, (begin, end) in self.steps.items()]
-        return ", ".join([f"{described.get(name, name)};dur={value:.2f}" for name, value in entries])
+        entries = [*self.stages.items()]
+        for step, (begin, end) in self.steps.items():
+            entries.append((step, end - begin))
+        texts = []
+        for name, value in (*entries, ("total", total)):
+            described = f'{name};desc="{self.descriptions[name]}"' if name in self.descriptions else name
+            texts.append(f"{described};dur={value:.2f}")
+        return ", ".join(texts)

@@ -74,7 +74,8 @@ class RequestContextMiddleware:
         request_id = given if _ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
         context = RequestContext(request_id, content_type.decode("latin-1"), encoding.decode("latin-1"))
         context.headers = headers
-        context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
+        accepted = [value for name, value in scope["headers"] if name == b"accept"] if b"accept" in headers else []
+        context.accept = b", ".join(accepted)
         scope.setdefault("state", {})["request_context"] = context
         context.client_address = context.log_fields["client"] = client_address(scope, headers, self._proxies)
         context.caller = self._caller_at(context.client_address)
@@ -261,8 +262,9 @@ class DispatchMiddleware:
         if isinstance(target.handler, ModelRoute) and scope["method"] == HttpMethod.POST:
             context = context_of(scope)
             context.has_model_route = True
-            if target.handler.has_streams and self._worker.catalog.own(path_values.get("model", "")) is None:  # not of a cascade
-                context.stream = context.headers.get(b"x-stream", b"").decode("latin-1")
+            stream = context.headers.get(b"x-stream", b"") if target.handler.has_streams else b""
+            if stream and self._worker.catalog.own(path_values.get("model", "")) is None:  # not of a cascade
+                context.stream = stream.decode("latin-1")
             if self._worker.keys is not None:
                 note_key(scope, target.handler, self._worker.keys)
             if self._worker.keys is None or context.scopes is not None:  # without a valid key, reveal nothing about a model
