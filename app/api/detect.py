@@ -17,7 +17,7 @@ from app.api.beside import SearchProcess
 from app.api.caller.check import require_scope
 from app.api.context import AnyRequest, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
-from app.api.documentation.openapi import STREAM, own_route, pictures_of
+from app.api.documentation.openapi import own_route, pictures_of
 from app.api.parameters.parse import Pairs, Parameters
 from app.api.parameters.tasks import FORMS, EmbedParameters, PathCascade, PathModel
 from app.api.receiving import body
@@ -49,7 +49,6 @@ def _route(
         f"The {FORMS[task].results}",
         kinds=(FORMS[task].parameters,),
         contents=pictures_of(task),
-        headers=[STREAM],
         has_streams=True,
         task=task,
         summary=summary,
@@ -84,7 +83,6 @@ ROUTES = [
         "The classes of a classifier, the vector of an embedding model, or the detections of another model",
         kinds=tuple(form.parameters for form in FORMS.values()),
         contents=pictures_of(*FORMS),
-        headers=[STREAM],
         has_streams=True,
         summary="Ask a given model about an image",
     ),

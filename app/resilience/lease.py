@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 
 class Lease:
@@ -48,3 +48,17 @@ class Lease:
             except BaseException:
                 self._call_back()  # run the others even if one fails
                 raise
+
+
+L = TypeVar("L", bound=Lease)
+
+
+async def wait_for_lease(turn: asyncio.Future[L], seconds: float) -> L:
+    """Wait for a lease; raises TimeoutError. A lease that comes at the moment when the wait ends is released."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await turn
+    except BaseException:
+        if turn.done() and not turn.cancelled() and turn.exception() is None:
+            turn.result().release()
+        raise

@@ -9,6 +9,7 @@ from time import monotonic
 from app.errors import Superseded
 from app.resilience.deadline import Deadline, TurnMissed
 from app.resilience.fairness import Caller, CallerCounts
+from app.resilience.lease import wait_for_lease
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import SEPARATOR, WorkerTable
 
@@ -20,7 +21,6 @@ _MAX_WAITING = 256
 _STREAMS, _NO_TURN = 4096, 1 << 62
 # A turn consists of the priority of the caller, the column of the table with its frames in progress (14 bits), and a time (46).
 _TICKS_PER_SECOND = 100_000
-_MISSED = "the turn of its stream did not come in time"
 
 
 class _Frame:
@@ -47,26 +47,19 @@ class StreamQueue(ModelQueue):
         name, self._max_active = SEPARATOR.join((self._model, caller.name, stream)), 2 * parallel_images
         frame = _Frame(caller, self._active.columns[caller.name], name, began)
         waiting = [other.key for other in self.frames if other.caller.name == caller.name]
-        if deadline.remaining <= 0:  # it would take the place of an older one, and get none
-            raise TurnMissed(_MISSED)
         is_full = frame.key not in waiting and len(waiting) + len(self.frames) >= _MAX_WAITING
         if is_full or (self.is_silent() and self._active.total >= self._max_active):
             raise self.full(caller)
         try:
-            self._waits(frame)
-            self.frames.append(frame)
-            self._look()
-            await asyncio.wait([frame.permit], timeout=deadline.remaining)
-        except BaseException:
-            if frame.permit.done() and not frame.permit.exception():
-                frame.permit.result().release()  # it came at the same moment
-            raise
+            if deadline.remaining > 0:  # otherwise it would take the place of an older one, and get none
+                self._waits(frame)
+                self.frames.append(frame)
+                self._look()
+            return await wait_for_lease(frame.permit, deadline.remaining)
+        except TimeoutError:
+            raise TurnMissed("the turn of its stream did not come in time") from None
         finally:
-            if frame.permit.cancel():
-                self._end_turn(frame)
-        if frame.permit.cancelled():
-            raise TurnMissed(_MISSED)
-        return frame.permit.result()
+            self._end_turn(frame)
 
     def _end_turn(self, frame: _Frame) -> None:
         cells = self._table.shared[frame.cells]

@@ -2,12 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic
 
 from app.resilience.fairness import NORMAL
-from app.resilience.lease import Lease
-
-L = TypeVar("L", bound=Lease)
+from app.resilience.lease import L, wait_for_lease
 
 
 class WaitQueue(Generic[L]):
@@ -38,12 +36,9 @@ class WaitQueue(Generic[L]):
         if self._poll is None:
             self._look()
         try:
-            async with asyncio.timeout(seconds):
-                return await turn
-        except BaseException:
-            if self._turns.pop(turn, None) is None and not turn.cancelled():  # the turn came at the same moment
-                turn.result().release()
-            raise
+            return await wait_for_lease(turn, seconds)
+        finally:
+            self._turns.pop(turn, None)
 
     def wake(self) -> None:
         """Admit waiting requests for which there is room."""

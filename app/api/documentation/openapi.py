@@ -173,17 +173,17 @@ def own_route(  # noqa: PLR0913 - the properties of a route
     body: DescribeBody = _describe_image,
     also: Mapping[int, str] | None = None,
     contents: Mapping[str, Schema] | None = None,
-    headers: Sequence[Parameter] = (),
+    has_streams: bool = False,
     **options: Any,  # noqa: ANN401 - those of `ModelRoute`
 ) -> HTTPRouteHandler:
     """Make a documented route of the gateway's own; `also` says what the same response means with other statuses."""
     handle.__name__ = path.partition("{")[0].strip("/").replace("/", "_")
-    own = {"kinds": kinds, "contents": contents or {}, "describe_body": staticmethod(body), "headers": headers}
+    own = {"kinds": kinds, "contents": contents or {}, "describe_body": staticmethod(body), "headers": [STREAM] * has_streams}
     operation_class = type("Operation", (ImageOperation,), own)
     responses = {**describe(200, response, says), **PROBLEMS}
     for status, meaning in (also or {}).items():
         responses |= describe(status, response, meaning)
-    return ModelRoute(path, operation_class=operation_class, responses=responses, **options)(handle)
+    return ModelRoute(path, operation_class=operation_class, responses=responses, has_streams=has_streams, **options)(handle)
 
 
 def pictures_of(*tasks: Task) -> dict[str, Schema]:
