@@ -41,13 +41,14 @@ class CpuSession:
         """Run the network; return its outputs with these names."""
         self._lock.take()
         try:
-            # Under load, another process is also without the lock for a moment, between two inferences.
-            is_alone = self._was_alone and not self._lock.has_others()
+            was_alone, is_alone = self._was_alone, not self._lock.has_others()
+            session = self._fast_session if was_alone and is_alone else self._session
             began = time.thread_time()
-            outputs: list[NDArray[np.generic]] = (self._fast_session if is_alone else self._session).run(names, feed)
+            outputs: list[NDArray[np.generic]] = session.run(names, feed)
             seconds = time.thread_time() - began
         finally:
-            self._was_alone = not self._lock.has_others()
+            # Under load, another process is also without the lock for a moment, between two inferences.
+            self._was_alone = is_alone and not self._lock.has_others()
             self._lock.release()
         if self._may_have_more:  # the first one, with which Triton warms up
             self._may_have_more = False
@@ -62,7 +63,8 @@ def _open(file: Path, threads: int) -> onnxruntime.InferenceSession:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.use_env_allocators", "1")
-    # Threads that spin take the cores from other processes. With small blocks, one that waits for a core delays the others less.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.dynamic_block_base", "4")
+    if threads > 1:
+        # Threads that spin take the cores from other processes. With small blocks, one that waits for a core delays the others less.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.dynamic_block_base", "4")
     return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
