@@ -13,10 +13,12 @@ from app.resilience.fairness import ANYBODY, SHADOW, Caller
 from app.resilience.interruption import Interruption
 from app.resilience.memory import MemoryBudget
 from app.resilience.model_queue import ModelQueue, Permit
+from app.resilience.pacer import RejectionPacer
 from app.resilience.single_flight import SingleFlight
 from app.resilience.uploads import AnonymousUploads
 from app.resilience.worker_table import WorkerTable
 from tests.support import OpenTable, in_cycles
+from tests.world import time_of_app
 
 CAPACITY = Capacity(
     max_uploads=2,
@@ -192,3 +194,14 @@ async def test_concurrent_calls_share_one_execution() -> None:
 
     assert await asyncio.gather(*tasks) == [1] * 4
     assert await flight.run("a", work) == 2
+
+
+async def test_rejections_of_a_caller_above_a_rate_wait_two_seconds_and_those_of_others_do_not() -> None:
+    pacer, many = RejectionPacer(), Caller("many")
+    with time_of_app() as time:
+        rejections = [asyncio.create_task(pacer.pace(many, 0)) for _ in range(200)]
+        await pacer.pace(Caller("other"), 0)
+        await asyncio.sleep(0)
+        assert (rejections[59].done(), rejections[-1].done()) == (True, False)  # those of three seconds do not wait
+        await time.skip(2.51)
+        await asyncio.gather(*rejections)

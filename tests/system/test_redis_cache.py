@@ -2,12 +2,10 @@
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from statistics import quantiles
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -98,10 +96,6 @@ def result(asked: Asked) -> Any:  # noqa: ANN401 - a JSON document
     return {name: value for name, value in document.items() if not name.endswith(("_ms", "_id"))}
 
 
-def p99(asked: Sequence[Asked]) -> float:
-    return quantiles([one.answer.seconds * 1e3 for one in asked], n=100)[-1]
-
-
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with TemporaryDirectory() as name, redis_server(Path(name)) as redis:
@@ -164,6 +158,5 @@ async def test_no_answer_is_another_ones_while_redis_comes_and_goes(service: Ser
     assert next(left, None) is None
     for name, asked in parts.items():
         assert [result(one) for one in asked] == [expected[one.photo] for one in asked], name
-        print(f"{name}: {len(asked)} requests, {dict(Counter(one.cache for one in asked))}, p99 {p99(asked):.1f} ms")  # noqa: T201
     assert HIT in {one.cache for one in parts["with Redis"]}
     assert HIT not in {one.cache for one in parts["while it hangs"]}
