@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from app.errors import InvalidParameter, SearchUnavailable
-from app.search.engine import FAMILY, PART_OF, Family, ModelsInUse, Page, States, Vector, VectorIndex
+from app.search.engine import FAMILY, PART_OF, Duplicate, Family, Known, Lookup, ModelsInUse, Page, States, Vector, VectorIndex
 from app.search.postgres.connection import VECTORS_LOCK, Connection, Database, lock
 from app.search.postgres.migrations import refuse_damage
 from app.search.postgres.values import check_vector
@@ -215,8 +215,18 @@ def _lacking(known: Mapping[str, Table]) -> str:
     return f"SELECT image, part {some} EXCEPT SELECT image, part {others}"
 
 
-async def lacking_of(connection: Connection, image: int) -> Mapping[Family, str]:
-    """Return the next models of which an image lacks vectors, by family."""
+async def look_up(connection: Connection, row: Any) -> Lookup:  # noqa: ANN401 - asyncpg's record
+    """Return what is known of an image, if it `is_same`, from the fields of `Duplicate`, its states, and the models' `names`."""
+    names = {(family, state): model for family, state, model in row["names"] or ()}
+    models = {family: ModelsInUse(names.get((family, "active")), names.get((family, "next"))) for family in PART_OF}
+    if not row["is_same"]:
+        return Lookup(None, models)
+    states, lacks = await states_of(connection, row), await _lacking_of(connection, row["number"])
+    return Lookup(Known(Duplicate(*row[:4]), states, lacks), models)
+
+
+async def _lacking_of(connection: Connection, image: int) -> Mapping[Family, str]:
+    # Returns the next models of which an image lacks vectors, by family.
     found: dict[Family, str] = {}
     for table in await tables(connection):
         if table.state == "next" and (searched := await active(connection, table.family)):
@@ -275,9 +285,9 @@ async def active(connection: Connection, family: Family) -> Table | None:
     return (await by_state(connection, family)).get("active")
 
 
-async def insert(connection: Connection, known: Sequence[Table], image: int, new: Sequence[NewVectors]) -> None:
-    """Insert vectors of an image into the tables of their models."""
-    models = {(table.family, table.model) for table in known}
+async def insert(connection: Connection, known: Sequence[Table], image: int, new: Sequence[NewVectors]) -> Counter[str]:
+    """Insert vectors of an image into the tables of their models; return how many are searched in each index."""
+    counts, models = Counter[str](), {(table.family, table.model) for table in known}
     for _, index, _, vectors in new:
         if vectors and not any((FAMILY[index], vector.model) in models for vector in vectors):
             raise SearchUnavailable(f"The index keeps no vectors of {vectors[0].model}; it has changed its model, or must do so")
@@ -290,6 +300,8 @@ async def insert(connection: Connection, known: Sequence[Table], image: int, new
         ]
         if rows:
             await connection.executemany(_INSERT.format(n=table.number), rows)
+            counts.update(row[2] for row in rows if table.state == "active")
+    return counts
 
 
 async def _few(  # noqa: PLR0913, PLR0917 - the parts of a question
