@@ -313,17 +313,18 @@ async def _few(  # noqa: PLR0913, PLR0917 - the parts of a question
     most = int(min(max(_SMALL, (max(_WALKED, limit) * table.rows) ** 0.5), _MOST_COMPARED))
     most = _MOST_COMPARED if metadata and others else most  # both may leave still fewer together
     few = f"SELECT FROM vectors_{table.number} WHERE index = '{index}'{others} LIMIT {most + 1}"
-    matching = f"match_metadata($2, {most + 1})" if metadata else "(SELECT) none"
+    matching, counts = f"match_metadata($2, {most + 1})", f"(SELECT count(*) FROM ({few}) few)"
     # Looking up many metadata takes as long as a walk: it is skipped if a sample, spread over the table, has many.
-    rows = int(max(table.rows, 1))
-    numbers = f"SELECT i * 2654435761 % {rows} FROM generate_series(1, {_SAMPLED if metadata else 0}) i"
-    sample = f"SELECT count(*) FROM vectors_{table.number} WHERE number = ANY (ARRAY({numbers})) AND index = '{index}'{where}"
-    if_unclear = f"CASE WHEN sampled < {1.5 * _SAMPLED * most / rows} THEN"
+    if metadata:
+        rows = int(max(table.rows, 1))
+        numbers = f"SELECT i * 2654435761 % {rows} FROM generate_series(1, {_SAMPLED}) i"
+        sample = f"SELECT count(*) FROM vectors_{table.number} WHERE number = ANY (ARRAY({numbers})) AND index = '{index}'{where}"
+        if_unclear = f"CASE WHEN sampled < {1.5 * _SAMPLED * most / rows} THEN"
+        counts = f"{if_unclear} {counts} END, {if_unclear} (SELECT count(*) FROM {matching}) END FROM ({sample}) sample (sampled)"
     # What the planner knows of filters does not get through row-level security: it would sort half a table.
     row = await connection.fetchrow(
         f"SELECT set_config('enable_sort', 'off', true), set_config('hnsw.ef_search', '{100 if where else 64}', true),"
-        f" {if_unclear} (SELECT count(*) FROM ({few}) few) END, {if_unclear} (SELECT count(*) FROM {matching}) END, $1::vector"
-        f" FROM ({sample}) sample (sampled)",
+        f" {counts} WHERE $1::vector IS NOT NULL",
         *(vector.values, *values),
     )
     if row[2] is None:
