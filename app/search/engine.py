@@ -111,7 +111,6 @@ class ModelsInUse(NamedTuple):
 
 
 Models: TypeAlias = Mapping[Family, ModelsInUse]
-"""Of all families."""
 
 
 class Known(NamedTuple):
@@ -122,13 +121,6 @@ class Known(NamedTuple):
     """None for one that was added before these were kept."""
     lacks: Mapping[Family, str]
     """The next models of which it has no vectors, or not of all parts."""
-
-
-class Lookup(NamedTuple):
-    """What is known before an image is described."""
-
-    known: Known | None
-    models: Models
 
 
 class Added(NamedTuple):

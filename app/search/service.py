@@ -76,8 +76,7 @@ class Search(Describer):
     async def _ingest(  # noqa: PLR0913 - what is told of an image
         self, tenant: str, new: NewImage, image: bytes, call: CallContext, options: IngestOptions, *, has_id: bool
     ) -> Ingested | None:
-        others = options.skips_duplicates
-        known, models = await self.asking(call).find_content(tenant, new.content_hash, new.image_id, others=others)
+        known, models = await self.asking(call).find_content(tenant, new, others=options.skips_duplicates)
         if known is None:
             parts = options.parts
         else:

@@ -39,6 +39,7 @@ _VALUES = {
     "hnsw.scan_mem_multiplier": "8",
 }
 _SET = "".join(f"SELECT set_config('{name}', '{value}', {{is_local}});" for name, value in _VALUES.items()) + FIX_SCHEMA
+_BEGIN = "BEGIN;"
 _AWAY = (
     OSError,  # also TimeoutError
     *(asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError),
@@ -70,7 +71,7 @@ class Database:
     """A pool of connections, which are made when they are needed."""
 
     def __init__(self, url: str, connections: int = 8) -> None:
-        self._url, self._connections, self._begin = url, connections, "BEGIN;"
+        self._url, self._connections, self._begin = url, connections, _BEGIN
         self._pool: Any = None
         self._opening = asyncio.Lock()
 
@@ -85,7 +86,7 @@ class Database:
                 # A pooler refuses settings that it does not know, and may have others after each transaction.
                 is_pooled = await migrate(self._url)
                 setting = _SET.format(is_local=is_pooled)
-                self._begin = f"BEGIN; {setting};" if is_pooled else "BEGIN;"
+                self._begin = f"{_BEGIN} {setting};" if is_pooled else _BEGIN
                 self._pool = await asyncpg.create_pool(
                     self._url,
                     min_size=0,
@@ -121,16 +122,18 @@ class Database:
             raise SearchUnavailable(f"The database of search {cause}") from error
 
     @asynccontextmanager
-    async def as_owner(self, begin: str = "") -> AsyncIterator[Connection]:
-        """Open a transaction that may do so; it begins with further statements, which take no time of their own on the way."""
+    async def as_owner(self, begin: str = "", *, asks_once: bool = False) -> AsyncIterator[Connection]:
+        """Open a transaction that may do so, and begins so; one statement alone needs it only behind a pooler."""
         async with self.connected() as connection:
-            await connection.execute(self._begin + begin)
+            if not asks_once or self._begin != _BEGIN:
+                await connection.execute(self._begin + begin)
             yield connection
-            await connection.execute("COMMIT")
+            if connection.is_in_transaction():
+                await connection.execute("COMMIT")
 
     def as_tenant(self, tenant: str, *names: tuple[object, ...]) -> AbstractAsyncContextManager[Connection]:
         """Open a transaction that sees the rows of a tenant, once no other one holds one of these names."""
-        return self.as_owner(becoming(tenant) + _locking(names))
+        return self.as_owner(becoming(tenant) + locking(*names))
 
 
 def becoming(tenant: str) -> str:
@@ -141,12 +144,8 @@ def becoming(tenant: str) -> str:
     )
 
 
-async def lock(connection: Connection, *names: tuple[object, ...]) -> None:
-    """Wait until no other transaction holds one of these names."""
-    await connection.execute(_locking(names))
-
-
-def _locking(names: Sequence[tuple[object, ...]]) -> str:
+def locking(*names: tuple[object, ...]) -> str:
+    """Return how a transaction waits until no other one holds one of these names."""
     keys = {int.from_bytes(hashlib.blake2b(repr(name).encode(), digest_size=8).digest(), signed=True) for name in names}
     # In one order, so that two do not wait for each other.
     return f"SELECT {', '.join(f'pg_advisory_xact_lock({key})' for key in sorted(keys))};"

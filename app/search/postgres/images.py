@@ -8,22 +8,16 @@ from uuid import UUID, uuid4
 import msgspec
 
 from app.errors import SearchUnavailable, UnknownRecord
-from app.search.engine import Added, Duplicate, FacePart, Lookup, NewImage, ObjectPart, Page, States, StoredImage, TextPart, Vector
-from app.search.postgres.connection import MAX_LISTED, Connection, lock
+from app.search.engine import Added, Duplicate, FacePart, NewImage, ObjectPart, Page, States, StoredImage, TextPart, Vector
+from app.search.postgres.connection import MAX_LISTED, Connection, locking
 from app.search.postgres.values import check_metadata, check_text, folded, grams_of, record, to_uuid
-from app.search.postgres.vectors import Table, Vectors, active, begin_model, count, insert, look_up, nearest, states_of, tables
+from app.search.postgres.vectors import TWIN, Table, Vectors, active, begin_model, count, insert, nearest, states_of, tables
 
 _MAX_TEXT, _MAX_GRAMS = 100_000, 50_000
 _INSERT_PART = """
 INSERT INTO parts (image, part_id, position, index, box, score, thumbnail, class_id, class_name, landmarks, quality)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 """
-_TWIN = """
-SELECT image_id, path, 1::double precision, group_id::text, number, states, content_hash = $1 AS is_same
-FROM images WHERE image_id = $2 OR (content_hash = $1 AND $3)
-ORDER BY content_hash = $1 DESC, image_id = $2 DESC, number LIMIT 1
-"""
-"""The image with this content, if there is one, else the image with this id; the first columns are the fields of `Duplicate`."""
 _OF_CONTENT = "FROM images WHERE image_id = $1 AND content_hash = $2"
 _REGISTERED = "number IN (SELECT image FROM parts WHERE name = $1)"
 
@@ -51,7 +45,7 @@ class Images(Vectors):
                 image.path, image.metadata = image.path or old["path"], image.metadata or old["metadata"]
                 added = await _add(connection, known, image, near=None if old["group_id"] else near, old=old)
                 return added._replace(status="completed")
-            twin = await connection.fetchrow(_TWIN, image.content_hash, image.image_id, skip_duplicates)
+            twin = await connection.fetchrow(TWIN, image.content_hash, image.image_id, skip_duplicates, tenant)
             if twin and twin["is_same"]:
                 return Added("duplicate", {}, Duplicate(*twin[:4]))
             return await _add(connection, known, image, near=near, is_there=twin is not None)
@@ -63,7 +57,7 @@ class Images(Vectors):
         """
         check_text(name, "The name of a person")
         async with self._writing(tenant, images) as (connection, known):
-            await lock(connection, (tenant, "name", name))
+            await connection.execute(locking((tenant, "name", name)))
             is_known: bool = await connection.fetchval("SELECT EXISTS (SELECT FROM parts WHERE name = $1)", name)
             replaced = [(await _add(connection, known, image)).status == "replaced" for image in images]
             await connection.execute(
@@ -131,13 +125,6 @@ class Images(Vectors):
             async with self.as_owner() as connection:
                 for family in new:
                     await begin_model(connection, family, vectors[family].model, len(vectors[family].values))
-
-    async def find_content(self, tenant: str, content_hash: bytes, image_id: str = "", *, others: bool = True) -> Lookup:
-        """Return the image with this content, so that no model need be asked about it again; without `others` that of the id."""
-        async with self.as_tenant(tenant) as connection:
-            models = "SELECT array_agg(ARRAY[family, state, model]) FROM models"
-            query = f"SELECT twin.*, names FROM ({models}) kept (names) LEFT JOIN ({_TWIN}) twin ON true"
-            return await look_up(connection, await connection.fetchrow(query, content_hash, image_id, others))
 
     async def rename(self, tenant: str, content_hash: bytes, image_id: str, new_id: str) -> None:
         """Give an image of this content another id, in place of the image that has it; do nothing if it is not there any more."""
@@ -211,8 +198,7 @@ class Images(Vectors):
 
 
 async def _forget(connection: Connection, tenant: str, name: str, ids: Collection[str]) -> None:
-    await lock(connection, *((tenant, "id", image_id) for image_id in ids))
-    await lock(connection, (tenant, "name", name))  # after ids, as those who register
+    await connection.execute(locking(*((tenant, "id", each) for each in ids)) + locking((tenant, "name", name)))  # as `register`
     await connection.execute(f"DELETE FROM images WHERE {_REGISTERED}", name)
 
 
