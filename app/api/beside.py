@@ -39,7 +39,7 @@ async def open_process(
 ) -> AsyncIterator["SearchProcess"]:
     """Open the connections to the process of search, whether it answers or not."""
     async with httpx.AsyncClient(transport=transport, base_url="http://search", timeout=httpx.Timeout(None)) as client:
-        search = SearchProcess(client, limits, table)
+        search = SearchProcess(client, transport, limits, table)
         watching = asyncio.gather(search.watch_process(), search.watch_database())
         try:
             yield search
@@ -58,10 +58,12 @@ class Report(msgspec.Struct, frozen=True):
 class SearchProcess:
     """Search as a worker sees it: a process that answers requests, or does not."""
 
-    def __init__(self, client: httpx.AsyncClient, limits: BodyLimits, table: WorkerTable) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, transport: httpx.AsyncBaseTransport, limits: BodyLimits, table: WorkerTable
+    ) -> None:
         self._limits, self._read_beat = limits, table.follower_beat
         self._passed_on = CallerCounts(table, "passed on")
-        self._client = client
+        self._client, self._transport = client, transport
         self._is_away = self.is_read_only = False
         self._database_failure: str | None = None
         self._waiting: dict[Interruption, float] = {}
@@ -123,13 +125,14 @@ class SearchProcess:
         context = context_of(scope)
         headers = [header for header in scope["headers"] if header[0] not in _HOP_BY_HOP | _REPLACED] + _headers(context)
         target = quote(scope["path"]).encode() + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        url = self._client.base_url.copy_with(raw_path=target)
         with self._counting(context.caller), ClientWatch(receive, self._limits) as client, self._answering(client):
             content = client.receive_parts() if has_body(dict(scope["headers"])) else None
             client.is_body_complete = content is None
-            # The URL has its dots resolved, and could be that of another route: `/ingest/../metrics`.
+            # A URL would have its dots resolved, and could be that of another route: `/ingest/../metrics`. What a client looks
+            # for in a response (redirects, cookies) would take as long as the rest.
+            url = self._client.base_url
             request = httpx.Request(scope["method"], url, headers=headers, content=content, extensions={"target": target})
-            response = await self._client.send(request, stream=True)
+            response = await self._transport.handle_async_request(request)
             context.is_body_received = client.is_body_complete
             async with aclosing(response):
                 context.is_passed_on = True

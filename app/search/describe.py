@@ -27,7 +27,7 @@ from app.pipeline.call import CallContext, TaskOptions
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections, Embedding, StepResult
 from app.search.database import Database
-from app.search.engine import FacePart, Family, NewImage, ObjectPart, States, TextPart, Vector, VectorIndex
+from app.search.engine import FacePart, Family, Models, NewImage, ObjectPart, States, TextPart, Vector, VectorIndex
 from app.search.files import Files
 from app.telemetry.metrics import Metrics
 
@@ -124,9 +124,9 @@ class Describer(Database):
             raise UnsupportedModel(f"the config of {spec.name} must say `match_distance`, the distance up to which faces match")
         return spec.match_distance
 
-    async def describe(self, new: NewImage, image: bytes, call: CallContext, wanted: Parts = ALL) -> None:
+    async def describe(self, new: NewImage, image: bytes, call: CallContext, wanted: Parts, used: Models | None = None) -> None:
         """Fill in all that models say of an image, but for parts whose model is not there; errors are those of `run_cascade`."""
-        cascade = await self._of_models(await self._cascade(wanted, call), call, has_next=True)
+        cascade = await self._of_models(await self._cascade(wanted, call), call, used, is_new=True)
         if [*cascade.steps] == ["image"] and not self.options.keeps_thumbnails:  # decoded at a reduced size
             found = await self.pipeline.run(image, _question(cascade.model), call)
             new.width, new.height, new.vectors, new.norm = found.width, found.height, [_to_vector(found)], found.norm
@@ -212,14 +212,14 @@ class Describer(Database):
     def _faces_cascade(self) -> Cascade:
         return named_cascade(self, "faces", "faces", "descriptions")
 
-    async def _of_models(self, cascade: Cascade, call: CallContext, *, has_next: bool = False) -> Cascade:
-        # With `has_next`, the models to which search changes get steps of their own.
+    async def _of_models(self, cascade: Cascade, call: CallContext, used: Models | None = None, *, is_new: bool = False) -> Cascade:
+        # Of new images, the models to which search changes get steps of their own.
         steps, named = dict(cascade.steps), {name: _FAMILIES[name] for name in cascade.steps if name in _FAMILIES}
-        used = {family: await self.asking(call).models(family) for family in {*named.values()}}
+        used = used or {family: await self.asking(call).models(family) for family in {*named.values()}}
         for name, family in named.items():
             step, models = cascade.steps[name], used[family]
             steps[name] = msgspec.structs.replace(step, model=models.active or step.model)
-            if has_next and models.next:
+            if is_new and models.next:
                 steps[name + _NEXT] = msgspec.structs.replace(step, model=models.next)
         return msgspec.structs.replace(cascade, steps=steps)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -101,13 +101,25 @@ class Duplicate(NamedTuple):
     is_new_group: bool = False
 
 
+class ModelsInUse(NamedTuple):
+    """References of the models of a family; None if there is none."""
+
+    active: str | None
+    """Its vectors are searched."""
+    next: str | None
+    """Its vectors are being made; new images get both."""
+
+
+Models: TypeAlias = Mapping[Family, ModelsInUse]
+
+
 class Known(NamedTuple):
     """An image with a content that is known."""
 
     duplicate: Duplicate
     states: States | None
     """None for one that was added before these were kept."""
-    lacks: Mapping["Family", str]
+    lacks: Mapping[Family, str]
     """The next models of which it has no vectors, or not of all parts."""
 
 
@@ -213,12 +225,3 @@ class FileFailure(msgspec.Struct, frozen=True):
     name: str
     code: str
     why: str
-
-
-class ModelsInUse(NamedTuple):
-    """References of the models of a family; None if there is none."""
-
-    active: str | None
-    """Its vectors are searched."""
-    next: str | None
-    """Its vectors are being made; new images get both."""

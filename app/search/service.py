@@ -76,7 +76,7 @@ class Search(Describer):
     async def _ingest(  # noqa: PLR0913 - what is told of an image
         self, tenant: str, new: NewImage, image: bytes, call: CallContext, options: IngestOptions, *, has_id: bool
     ) -> Ingested | None:
-        known = await self.asking(call).find_content(tenant, new.content_hash, new.image_id, others=options.skips_duplicates)
+        known, models = await self.asking(call).find_content(tenant, new, others=options.skips_duplicates)
         if known is None:
             parts = options.parts
         else:
@@ -90,7 +90,7 @@ class Search(Describer):
             memory.add(0 if call.is_batch else len(image))
             failed = {} if known is None else await self._make_up_all(tenant, known, image, call)
             if known is None or any(parts):
-                await self.describe(new, image, call, parts)
+                await self.describe(new, image, call, parts, models)
             new.errors = failed | new.errors
             return await self._keep(tenant, new, known, call, options, has_id=has_id)
 

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -39,6 +39,7 @@ _VALUES = {
     "hnsw.scan_mem_multiplier": "8",
 }
 _SET = "".join(f"SELECT set_config('{name}', '{value}', {{is_local}});" for name, value in _VALUES.items()) + FIX_SCHEMA
+_BEGIN = "BEGIN;"
 _AWAY = (
     OSError,  # also TimeoutError
     *(asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError),
@@ -70,7 +71,7 @@ class Database:
     """A pool of connections, which are made when they are needed."""
 
     def __init__(self, url: str, connections: int = 8) -> None:
-        self._url, self._connections, self._begin = url, connections, "BEGIN"
+        self._url, self._connections, self._begin = url, connections, _BEGIN
         self._pool: Any = None
         self._opening = asyncio.Lock()
 
@@ -85,7 +86,7 @@ class Database:
                 # A pooler refuses settings that it does not know, and may have others after each transaction.
                 is_pooled = await migrate(self._url)
                 setting = _SET.format(is_local=is_pooled)
-                self._begin = f"BEGIN; {setting}" if is_pooled else "BEGIN"
+                self._begin = f"{_BEGIN} {setting};" if is_pooled else _BEGIN
                 self._pool = await asyncpg.create_pool(
                     self._url,
                     min_size=0,
@@ -121,34 +122,33 @@ class Database:
             raise SearchUnavailable(f"The database of search {cause}") from error
 
     @asynccontextmanager
-    async def as_owner(self) -> AsyncIterator[Connection]:
-        """Open a transaction that may do so."""
+    async def as_owner(self, begin: str = "", *, asks_once: bool = False) -> AsyncIterator[Connection]:
+        """Open a transaction that may do so, and begins so; one statement alone needs it only behind a pooler."""
         async with self.connected() as connection:
-            await connection.execute(self._begin)
+            if not asks_once or self._begin != _BEGIN:
+                await connection.execute(self._begin + begin)
             yield connection
-            await connection.execute("COMMIT")
+            if connection.is_in_transaction():
+                await connection.execute("COMMIT")
 
-    @asynccontextmanager
-    async def as_tenant(self, tenant: str) -> AsyncIterator[Connection]:
-        """Open a transaction that sees the rows of a tenant."""
-        async with self.as_owner() as connection:
-            await become(connection, tenant)
-            yield connection
+    def as_tenant(self, tenant: str, *names: tuple[object, ...]) -> AbstractAsyncContextManager[Connection]:
+        """Open a transaction that sees the rows of a tenant, once no other one holds one of these names."""
+        return self.as_owner(becoming(tenant) + locking(*names))
 
 
-async def become(connection: Connection, tenant: str) -> None:
-    """Let a transaction go on as a tenant; the tables of vectors that it finds stay until its end."""
-    await connection.fetchrow(
-        "SELECT pg_advisory_xact_lock_shared($2), set_config('role', 'nereid_search', true), set_config('nereid.tenant', $1, true)",
-        *(tenant, VECTORS_LOCK),
+def becoming(tenant: str) -> str:
+    """Return how a transaction goes on as a tenant; the tables of vectors that it finds stay until its end."""
+    return (
+        f"SELECT pg_advisory_xact_lock_shared({VECTORS_LOCK}), set_config('role', 'nereid_search', true),"
+        f" set_config('nereid.tenant', convert_from(decode('{tenant.encode().hex()}', 'hex'), 'UTF8'), true);"
     )
 
 
-async def lock(connection: Connection, *names: tuple[object, ...]) -> None:
-    """Wait until no other transaction holds one of these names."""
+def locking(*names: tuple[object, ...]) -> str:
+    """Return how a transaction waits until no other one holds one of these names."""
     keys = {int.from_bytes(hashlib.blake2b(repr(name).encode(), digest_size=8).digest(), signed=True) for name in names}
     # In one order, so that two do not wait for each other.
-    await connection.fetch("SELECT pg_advisory_xact_lock(key) FROM unnest($1::bigint[]) key", sorted(keys))
+    return f"SELECT {', '.join(f'pg_advisory_xact_lock({key})' for key in sorted(keys))};"
 
 
 async def fetch_page(

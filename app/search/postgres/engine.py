@@ -7,7 +7,7 @@ from msgspec.structs import astuple
 
 from app.errors import GatewayFull, UnknownRecord
 from app.search.engine import Family, FileFailure, Found, Job, Page
-from app.search.postgres.connection import become, fetch_page
+from app.search.postgres.connection import becoming, fetch_page
 from app.search.postgres.find import Find
 from app.search.postgres.values import check_metadata, record, to_uuid
 from app.search.postgres.vectors import begin_model, delete_model
@@ -37,7 +37,7 @@ class PostgresEngine(Find):
         async with self.as_owner() as connection:
             if dimensions is not None:
                 await begin_model(connection, options["family"], options["model"], dimensions)
-            await become(connection, tenant)
+            await connection.execute(becoming(tenant))
             await connection.execute(f"DELETE FROM jobs WHERE ended_at < now() - interval '{_KEPT_DAYS} days'")
             if await connection.fetchval("SELECT count(*) FROM jobs WHERE ended_at IS NULL") >= _MAX_JOBS:
                 raise GatewayFull(f"{_MAX_JOBS} jobs have not ended yet", "requests", 60)

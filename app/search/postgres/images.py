@@ -8,10 +8,10 @@ from uuid import UUID, uuid4
 import msgspec
 
 from app.errors import SearchUnavailable, UnknownRecord
-from app.search.engine import Added, Duplicate, FacePart, Known, NewImage, ObjectPart, Page, States, StoredImage, TextPart, Vector
-from app.search.postgres.connection import MAX_LISTED, Connection, lock
+from app.search.engine import Added, Duplicate, FacePart, NewImage, ObjectPart, Page, States, StoredImage, TextPart, Vector
+from app.search.postgres.connection import MAX_LISTED, Connection, locking
 from app.search.postgres.values import check_metadata, check_text, folded, grams_of, record, to_uuid
-from app.search.postgres.vectors import Table, Vectors, active, begin_model, count, insert, lacking_of, nearest, states_of, tables
+from app.search.postgres.vectors import TWIN, Table, Vectors, active, begin_model, count, insert, nearest, states_of, tables
 
 _MAX_TEXT, _MAX_GRAMS = 100_000, 50_000
 _INSERT_PART = """
@@ -45,9 +45,10 @@ class Images(Vectors):
                 image.path, image.metadata = image.path or old["path"], image.metadata or old["metadata"]
                 added = await _add(connection, known, image, near=None if old["group_id"] else near, old=old)
                 return added._replace(status="completed")
-            if twin := await _find_content(connection, image.content_hash, image.image_id, others=skip_duplicates):
+            twin = await connection.fetchrow(TWIN, image.content_hash, image.image_id, skip_duplicates, tenant)
+            if twin and twin["is_same"]:
                 return Added("duplicate", {}, Duplicate(*twin[:4]))
-            return await _add(connection, known, image, near=near)
+            return await _add(connection, known, image, near=near, is_there=twin is not None)
 
     async def register(self, tenant: str, name: str, images: Sequence[NewImage]) -> tuple[bool, Sequence[bool]]:
         """Add images whose faces get a name, in place of those with their ids; all or none.
@@ -56,7 +57,7 @@ class Images(Vectors):
         """
         check_text(name, "The name of a person")
         async with self._writing(tenant, images) as (connection, known):
-            await lock(connection, (tenant, "name", name))
+            await connection.execute(locking((tenant, "name", name)))
             is_known: bool = await connection.fetchval("SELECT EXISTS (SELECT FROM parts WHERE name = $1)", name)
             replaced = [(await _add(connection, known, image)).status == "replaced" for image in images]
             await connection.execute(
@@ -114,28 +115,20 @@ class Images(Vectors):
             vectors.update(("face", vector) for face in image.faces for vector in face.vectors)
         locks = [(tenant, *key) for image in images for key in (("hash", image.content_hash), ("id", image.image_id))]
         while True:
-            async with self.as_tenant(tenant) as connection:
+            # Whoever comes second sees what the first one has added.
+            async with self.as_tenant(tenant, *locks) as connection:
                 known = await tables(connection)
                 new = [family for family in vectors if family not in {table.family for table in known}]
                 if not new:
-                    await lock(connection, *locks)  # whoever comes second sees what the first one has added
                     yield connection, known
                     return
             async with self.as_owner() as connection:
                 for family in new:
                     await begin_model(connection, family, vectors[family].model, len(vectors[family].values))
 
-    async def find_content(self, tenant: str, content_hash: bytes, image_id: str = "", *, others: bool = True) -> Known | None:
-        """Return the image with this content, so that no model need be asked about it again; without `others` that of the id."""
-        async with self.as_tenant(tenant) as connection:
-            if (twin := await _find_content(connection, content_hash, image_id, others=others)) is None:
-                return None
-            return Known(Duplicate(*twin[:4]), await states_of(connection, twin), await lacking_of(connection, twin["number"]))
-
     async def rename(self, tenant: str, content_hash: bytes, image_id: str, new_id: str) -> None:
         """Give an image of this content another id, in place of the image that has it; do nothing if it is not there any more."""
-        async with self.as_tenant(tenant) as connection:
-            await lock(connection, (tenant, "id", image_id), (tenant, "id", check_text(new_id, "image_id")))
+        async with self.as_tenant(tenant, (tenant, "id", image_id), (tenant, "id", check_text(new_id, "image_id"))) as connection:
             if number := await connection.fetchval(f"SELECT number {_OF_CONTENT}", image_id, content_hash):
                 await connection.execute("DELETE FROM images WHERE image_id = $1", new_id)
                 await connection.execute("UPDATE images SET image_id = $2 WHERE number = $1", number, new_id)
@@ -147,8 +140,7 @@ class Images(Vectors):
 
         Return which were; None if the image is not there any more, or has another content.
         """
-        async with self.as_tenant(tenant) as connection:
-            await lock(connection, (tenant, "id", image_id))
+        async with self.as_tenant(tenant, (tenant, "id", image_id)) as connection:
             if (row := await connection.fetchrow(f"SELECT * {_OF_CONTENT}", image_id, content_hash)) is None:
                 return None
             others = {"path": check_text(path or "", "The path of an image", 4096), "metadata": check_metadata(metadata)}
@@ -185,8 +177,7 @@ class Images(Vectors):
 
     async def delete(self, tenant: str, image_id: str) -> Mapping[str, int]:
         """Delete an image with all of its parts; return how many records there were, or raise UnknownRecord."""
-        async with self.as_tenant(tenant) as connection:
-            await lock(connection, (tenant, "id", image_id))
+        async with self.as_tenant(tenant, (tenant, "id", image_id)) as connection:
             number = (await _find(connection, image_id))["number"]
             counts = await count(connection, number)
             await connection.execute("DELETE FROM images WHERE number = $1", number)
@@ -207,8 +198,7 @@ class Images(Vectors):
 
 
 async def _forget(connection: Connection, tenant: str, name: str, ids: Collection[str]) -> None:
-    await lock(connection, *((tenant, "id", image_id) for image_id in ids))
-    await lock(connection, (tenant, "name", name))  # after ids, as those who register
+    await connection.execute(locking(*((tenant, "id", each) for each in ids)) + locking((tenant, "name", name)))  # as `register`
     await connection.execute(f"DELETE FROM images WHERE {_REGISTERED}", name)
 
 
@@ -219,15 +209,16 @@ def _check(image: NewImage) -> None:
     check_text("\n".join(line.text for line in image.lines or ()), "The text of an image", _MAX_TEXT)
 
 
-async def _add(
+async def _add(  # noqa: PLR0913 - what is known of an image
     connection: Connection,
     known: Sequence[Table],
     image: NewImage,
     *,
     near: float | None = None,
     old: Any = None,  # noqa: ANN401 - asyncpg's record
+    is_there: bool = True,
 ) -> Added:
-    same = await connection.fetchval("DELETE FROM images WHERE image_id = $1 RETURNING number", image.image_id)
+    is_there = is_there and await connection.fetchval("DELETE FROM images WHERE image_id = $1 RETURNING true", image.image_id)
     duplicate = None if near is None else await _nearest(connection, known, image.vectors, near)
     number = await connection.fetchval(
         "INSERT INTO images (image_id, content_hash, path, metadata, width, height, group_id, thumbnail, states, added_at)"
@@ -245,15 +236,17 @@ async def _add(
         rows.append((number, part_id, len(rows), index, part.box, part.score, part.thumbnail, *own))
         if index is not None:
             vectors.append((part_id, index, own[1], part.vectors))
-    await connection.executemany(_INSERT_PART, rows)
-    await insert(connection, known, number, vectors)
+    if rows:
+        await connection.executemany(_INSERT_PART, rows)
+    indexed = await insert(connection, known, number, vectors)
     if image.lines:
         text = "\n".join(line.text for line in image.lines)
         await connection.execute(
             "INSERT INTO texts (image, lines, words, grams) VALUES ($1, $2, to_tsvector('simple', $3), $4)",
             *(number, msgspec.to_builtins(image.lines), folded(text), sorted(grams_of(text))[:_MAX_GRAMS]),
         )
-    return Added("replaced" if same is not None else "added", await count(connection, number), duplicate)
+        indexed["ocr"] = 1
+    return Added("replaced" if is_there else "added", indexed, duplicate)
 
 
 async def _find(connection: Connection, image_id: str) -> Any:  # noqa: ANN401 - asyncpg's record
@@ -265,14 +258,6 @@ async def _find(connection: Connection, image_id: str) -> Any:  # noqa: ANN401 -
     if row is None:
         raise UnknownRecord("There is no such image")
     return row
-
-
-async def _find_content(connection: Connection, content: bytes, image_id: str, *, others: bool) -> Any:  # noqa: ANN401 - as above
-    return await connection.fetchrow(  # the first columns are the fields of `Duplicate`
-        "SELECT image_id, path, 1::double precision, group_id::text, number, states FROM images"
-        " WHERE content_hash = $1 AND (image_id = $2 OR $3) ORDER BY image_id = $2 DESC, number LIMIT 1",
-        *(content, image_id, others),
-    )
 
 
 async def _nearest(connection: Connection, known: Sequence[Table], vectors: Sequence[Vector], near: float) -> Duplicate | None:

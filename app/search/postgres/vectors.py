@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from app.errors import InvalidParameter, SearchUnavailable
-from app.search.engine import FAMILY, PART_OF, Family, ModelsInUse, Page, States, Vector, VectorIndex
-from app.search.postgres.connection import VECTORS_LOCK, Connection, Database, lock
+from app.search.engine import FAMILY, PART_OF, Duplicate, Family, Known, ModelsInUse, NewImage, Page, States, Vector, VectorIndex
+from app.search.postgres.connection import VECTORS_LOCK, Connection, Database, locking
 from app.search.postgres.migrations import refuse_damage
 from app.search.postgres.values import check_vector
 
@@ -40,7 +40,14 @@ SELECT $1, $2, $3, metadata, added_at, $4, $5 FROM images WHERE number = $1
 ON CONFLICT DO NOTHING
 """
 
-_SHORTLY = "SET LOCAL lock_timeout = '1s'"
+TWIN = """
+SELECT image_id, path, 1::double precision, group_id::text, number, states, content_hash = $1 AS is_same
+FROM images WHERE tenant = $4 AND (image_id = $2 OR (content_hash = $1 AND $3))
+ORDER BY content_hash = $1 DESC, image_id = $2 DESC, number LIMIT 1
+"""
+"""The image with this content, if there is one, else the image with this id; the first columns are the fields of `Duplicate`."""
+_SHORTLY, _SHARED = "SET LOCAL lock_timeout = '1s';", f"SELECT pg_advisory_xact_lock_shared({VECTORS_LOCK});"
+_MODELS = locking(("models",))
 _COUNT_SECONDS, _MAX_NUMBER = 600, 2**63 - 1
 
 OF_METADATA = " AND metadata @> $2"
@@ -72,7 +79,7 @@ class Vectors(Database):
 
     async def models(self, family: Family) -> ModelsInUse:
         """Return the models whose vectors are kept. The first vector that is added makes its model the active one."""
-        async with self.as_owner() as connection:
+        async with self.as_owner(asks_once=True) as connection:
             known = await by_state(connection, family)
         return ModelsInUse(*(known[state].model if state in known else None for state in ("active", "next")))
 
@@ -96,8 +103,7 @@ class Vectors(Database):
 
         Return their tenants, ids and paths, and the number up to which was looked.
         """
-        async with self.as_owner() as connection:
-            await connection.execute("SELECT pg_advisory_xact_lock_shared($1)", VECTORS_LOCK)
+        async with self.as_owner(_SHARED) as connection:
             known = await by_state(connection, family)
             if "next" not in known:
                 return [], last
@@ -115,10 +121,7 @@ class Vectors(Database):
         Return None if images that lack some were added after the vector `last`: they may still get them.
         """
         newest = await self.last_vector(family)
-        async with self.as_owner() as connection:  # it may take long, and holds up nobody
-            await connection.execute(
-                "SELECT pg_advisory_xact_lock_shared($1), set_config('statement_timeout', '0', true)", VECTORS_LOCK
-            )
+        async with self.as_owner(f"{_SHARED} SET LOCAL statement_timeout = 0;") as connection:  # which holds up nobody
             counted = await by_state(connection, family)
             lost = await _count_lacking(connection, counted, 0, last)
             if await _count_lacking(connection, counted, last, newest):
@@ -137,19 +140,29 @@ class Vectors(Database):
 
     async def drop_unused(self) -> None:
         """Drop the tables of vectors that are not searched any more; raise SearchUnavailable if a backup, for one, reads them."""
-        async with self.as_owner() as connection:
-            await connection.execute(_SHORTLY)
+        async with self.as_owner(_SHORTLY) as connection:
             for row in await connection.fetch("DELETE FROM unused RETURNING number"):
                 await connection.execute(f"DROP TABLE IF EXISTS vectors_{row['number']}")
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[Connection]:
         # Whoever waits for this lock holds up all searches.
-        async with self.as_owner() as connection:
-            await connection.execute(_SHORTLY)
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", VECTORS_LOCK)
-            await lock(connection, ("models",))
+        async with self.as_owner(f"{_SHORTLY} SELECT pg_advisory_xact_lock({VECTORS_LOCK}); {_MODELS}") as connection:
             yield connection
+
+    async def find_content(self, tenant: str, new: NewImage, *, others: bool) -> tuple[Known | None, Mapping[Family, ModelsInUse]]:
+        """Return what is known of the content of an image, without `others` that of its id only; and the models in use."""
+        kept = "SELECT array_agg(ARRAY[family, state, model]) FROM models"
+        query = f"SELECT twin.*, names FROM ({kept}) kept (names) LEFT JOIN ({TWIN}) twin ON true"
+        async with self.as_owner(asks_once=True) as connection:
+            row = await connection.fetchrow(query, new.content_hash, new.image_id, others, tenant)
+        names = {(family, state): model for family, state, model in row["names"] or ()}
+        models = {family: ModelsInUse(names.get((family, "active")), names.get((family, "next"))) for family in PART_OF}
+        if not row["is_same"]:
+            return None, models
+        async with self.as_tenant(tenant) as connection:
+            states, lacks = await states_of(connection, row), await _lacking_of(connection, row["number"])
+        return Known(Duplicate(*row[:4]), states, lacks), models
 
     async def parts(self, tenant: str, image_id: str, family: Family) -> Mapping[str | None, Sequence[float]]:
         """Return the box of each part of an image that has a vector, None for the image itself; landmarks follow that of a face."""
@@ -183,8 +196,7 @@ async def begin_model(connection: Connection, family: Family, model: str, dimens
     """Keep vectors of another model beside those of the active one; raise InvalidParameter for a third one, or IndexRefused."""
     if dimensions > _MAX_DIMENSIONS:
         raise InvalidParameter(f"An index of vectors has at most {_MAX_DIMENSIONS} dimensions; those of {model} have {dimensions}")
-    await connection.execute("SELECT pg_advisory_xact_lock_shared($1)", VECTORS_LOCK)  # first, as everywhere
-    await lock(connection, ("models",))
+    await connection.execute(_SHARED + _MODELS)  # in this order, as everywhere
     known = await by_state(connection, family)
     if model in (table.model for table in known.values()):
         return
@@ -215,8 +227,8 @@ def _lacking(known: Mapping[str, Table]) -> str:
     return f"SELECT image, part {some} EXCEPT SELECT image, part {others}"
 
 
-async def lacking_of(connection: Connection, image: int) -> Mapping[Family, str]:
-    """Return the next models of which an image lacks vectors, by family."""
+async def _lacking_of(connection: Connection, image: int) -> Mapping[Family, str]:
+    # Returns the next models of which an image lacks vectors, by family.
     found: dict[Family, str] = {}
     for table in await tables(connection):
         if table.state == "next" and (searched := await active(connection, table.family)):
@@ -243,10 +255,8 @@ async def count(connection: Connection, image: int) -> Mapping[str, int]:
     counts = Counter[str]()
     for table in await tables(connection):
         if table.state == "active":
-            rows = await connection.fetch(
-                f"SELECT index, count(*) FROM vectors_{table.number} WHERE image = $1 GROUP BY 1 ORDER BY 1", image
-            )
-            counts.update(dict(rows))
+            query = f"SELECT index, count(*) FROM vectors_{table.number} WHERE image = $1 GROUP BY 1 ORDER BY 1"
+            counts.update(dict(await connection.fetch(query, image)))
     counts.update(ocr=await connection.fetchval("SELECT count(*) FROM texts WHERE image = $1", image))
     return +counts
 
@@ -275,9 +285,9 @@ async def active(connection: Connection, family: Family) -> Table | None:
     return (await by_state(connection, family)).get("active")
 
 
-async def insert(connection: Connection, known: Sequence[Table], image: int, new: Sequence[NewVectors]) -> None:
-    """Insert vectors of an image into the tables of their models."""
-    models = {(table.family, table.model) for table in known}
+async def insert(connection: Connection, known: Sequence[Table], image: int, new: Sequence[NewVectors]) -> Counter[str]:
+    """Insert vectors of an image into the tables of their models; return how many are searched in each index."""
+    counts, models = Counter[str](), {(table.family, table.model) for table in known}
     for _, index, _, vectors in new:
         if vectors and not any((FAMILY[index], vector.model) in models for vector in vectors):
             raise SearchUnavailable(f"The index keeps no vectors of {vectors[0].model}; it has changed its model, or must do so")
@@ -290,6 +300,8 @@ async def insert(connection: Connection, known: Sequence[Table], image: int, new
         ]
         if rows:
             await connection.executemany(_INSERT.format(n=table.number), rows)
+            counts.update(row[2] for row in rows if table.state == "active")
+    return counts
 
 
 async def _few(  # noqa: PLR0913, PLR0917 - the parts of a question
@@ -301,17 +313,17 @@ async def _few(  # noqa: PLR0913, PLR0917 - the parts of a question
     most = int(min(max(_SMALL, (max(_WALKED, limit) * table.rows) ** 0.5), _MOST_COMPARED))
     most = _MOST_COMPARED if metadata and others else most  # both may leave still fewer together
     few = f"SELECT FROM vectors_{table.number} WHERE index = '{index}'{others} LIMIT {most + 1}"
-    matching = f"match_metadata($2, {most + 1})" if metadata else "(SELECT) none"
+    matching, counts = f"match_metadata($2, {most + 1})", f"(SELECT count(*) FROM ({few}) few)"
     # Looking up many metadata takes as long as a walk: it is skipped if a sample, spread over the table, has many.
-    rows = int(max(table.rows, 1))
-    numbers = f"SELECT i * 2654435761 % {rows} FROM generate_series(1, {_SAMPLED if metadata else 0}) i"
-    sample = f"SELECT count(*) FROM vectors_{table.number} WHERE number = ANY (ARRAY({numbers})) AND index = '{index}'{where}"
-    if_unclear = f"CASE WHEN sampled < {1.5 * _SAMPLED * most / rows} THEN"
+    if metadata:
+        numbers = f"SELECT i * 2654435761 % {max(table.rows, 1):.0f} FROM generate_series(1, {_SAMPLED}) i"
+        sample = f"SELECT count(*) FROM vectors_{table.number} WHERE number = ANY (ARRAY({numbers})) AND index = '{index}'{where}"
+        if_unclear = f"CASE WHEN sampled < {1.5 * _SAMPLED * most / max(table.rows, 1)} THEN"
+        counts = f"{if_unclear} {counts} END, {if_unclear} (SELECT count(*) FROM {matching}) END FROM ({sample}) sample (sampled)"
     # What the planner knows of filters does not get through row-level security: it would sort half a table.
     row = await connection.fetchrow(
         f"SELECT set_config('enable_sort', 'off', true), set_config('hnsw.ef_search', '{100 if where else 64}', true),"
-        f" {if_unclear} (SELECT count(*) FROM ({few}) few) END, {if_unclear} (SELECT count(*) FROM {matching}) END, $1::vector"
-        f" FROM ({sample}) sample (sampled)",
+        f" {counts} WHERE $1::vector IS NOT NULL",
         *(vector.values, *values),
     )
     if row[2] is None:
