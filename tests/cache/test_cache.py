@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.cache import entry, fingerprints, flight
-from app.cache.fingerprints import Fingerprints
-from app.cache.flight import Flights
 from app.errors import DeadlinePassed, GatewayFull, InferenceFailed, InvalidParameter
+from app.features.cache import entry, fingerprints, flight
+from app.features.cache.fingerprints import Fingerprints
+from app.features.cache.flight import Flights
 from app.imaging.transform import ImageTransform
 from app.pipeline.call import Decoded
 from app.resilience.deadline import Deadline

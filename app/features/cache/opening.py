@@ -1,0 +1,50 @@
+"""Open the cache of a worker."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+from app import __version__
+from app.embedded.folder import TritonFolder
+from app.features.cache import memory
+from app.features.cache.cache import ResultCache
+from app.features.cache.fingerprints import Fingerprints
+from app.features.cache.instruments import Instruments
+from app.features.cache.settings import CacheSettings
+from app.features.cache.store import Store
+from app.imaging.header import PixelLimits
+from app.model.reference import refer_to
+from app.settings.schema import Settings
+from app.telemetry.metrics import Metrics
+from app.triton.loading import has_loaded
+from app.triton.pool import TritonPool
+from app.zoo import fingerprint
+
+
+def open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> ResultCache:
+    """Open the cache that the settings ask for."""
+    wanted, instruments = settings.of(CacheSettings), metrics.of(Instruments)
+    key_file = wanted.cache_key_file
+    secret = memory.read_secret_of(key_file) if key_file else b""
+    descriptor = memory.open_file(wanted.memory_bytes)
+    secret = secret or memory.read_secret(descriptor)
+    store: Store
+    if wanted.cache == "memory":
+        store = memory.MemoryStore(descriptor, wanted.cache_seconds, instruments)
+    else:
+        from app.features.cache.redis_store import RedisStore  # noqa: PLC0415 - an extra
+
+        os.close(descriptor)
+        store = RedisStore(wanted.cache, wanted.cache_seconds, instruments)
+    is_loaded = partial(has_loaded, metrics.table, pool) if settings.triton_endpoints else TritonFolder(settings).has_loaded
+
+    def read(name: str, version: str) -> bytes:
+        # Some answers may have been kept before they were found to be wrong.
+        network = fingerprint.read(Path(settings.model_repository), is_loaded, name, version)
+        wrong = metrics.nonzero(metrics.wrong_episodes)
+        return network and network + b" %d %d" % (wrong.get(name, 0), wrong.get(refer_to(name, version), 0))
+
+    # Without keys, callers are groups of client addresses.
+    is_shared = wanted.cache_shared or not settings.api_keys_file
+    limits = PixelLimits(settings.max_pixels, settings.max_pixels_non_jpeg)
+    return ResultCache(store, Fingerprints(read), secret, (__version__, limits), instruments, is_shared=is_shared)
