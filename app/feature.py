@@ -1,7 +1,4 @@
-"""What a feature is. Each one is a folder of `app.features` and a name here; the gateway also works without both.
-
-The rest of Nereid knows features only by this module, and asks the cache at one more place: `Pipeline.finder`.
-"""
+"""What a feature is. Each one is a folder of `app.features` and a name here; without both, the gateway starts and detects."""
 
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -12,14 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from app.resilience.worker_table import WorkerTable
 from app.settings import environment, rules
 from app.settings.schema import Settings
 
 if TYPE_CHECKING:  # processes without workers need no gRPC
-    import argparse
-
     from app.pipeline.pipeline import Pipeline
+    from app.resilience.worker_table import WorkerTable
     from app.telemetry.metrics import Metrics
 
 NAMES: tuple[str, ...] = ("cache",)
@@ -27,30 +22,33 @@ NAMES: tuple[str, ...] = ("cache",)
 
 
 class Command(NamedTuple):
-    """A command of `nereid`, which `Feature.commands` runs."""
+    """A command of `nereid`."""
 
     name: str
     text: str
     before: str
     """The command before which the help lists it."""
-    arguments: Sequence[tuple[str, dict[str, Any]]] = ()
+    arguments: Sequence[tuple[str, dict[str, Any]]]
     """Each with what argparse has to know of it."""
 
 
 class Declaration(NamedTuple):
-    """What is known of a feature that is off: `DECLARATION` of its module `settings`, the only one that is imported then."""
+    """What is known of each feature: `DECLARATION` of its module `settings`, which imports nothing else of the feature."""
 
     settings: type[msgspec.Struct]
-    """The kind of its settings, whose names are those of no other feature."""
     before: str
-    """The setting before which they are listed."""
+    """The setting before which its settings are listed."""
     is_on: Callable[[Settings], bool]
-    """Whether the feature, or the check of one of its files, is on."""
+    """Whether the feature is on, or has a file to check."""
     commands: Sequence[Command] = ()
+    words: Sequence[str] = ()
+    """What names the feature, besides its folder and its settings: patterns."""
+    named_in: Sequence[str] = ()
+    """The modules outside its folder that these words are in, at most four."""
 
 
 class File(NamedTuple):
-    """A setting that names something which a worker needs to start, such as a file."""
+    """A setting that names something without which no worker starts."""
 
     code: str
     setting: str
@@ -60,20 +58,21 @@ class File(NamedTuple):
 
 
 class Feature(NamedTuple):
-    """What a feature does: `FEATURE` of its module `feature`."""
+    """What a feature does: `FEATURE` of its module `feature`, which is imported if it is on."""
 
-    check: Callable[[Settings], None] = lambda _: None
+    check: Callable[[Settings], None]
     """Raises SettingsError if its settings do not fit the others."""
-    extras: Mapping[str, Sequence[str]] = {}
+    extras: Mapping[str, Sequence[str]]
     """The modules that it imports, by the extra of pyproject.toml that installs them."""
-    needs: Callable[[Settings], str] = lambda _: ""
+    needs: Callable[[Settings], str]
     """Returns the extra that these settings need, or an empty text."""
-    files: Sequence[File] = ()
-    share: Callable[[Settings], list[int]] = lambda _: []
+    files: Sequence[File]
+    share: Callable[[Settings], list[int]]
     """Opens what the parent of all workers leaves to them; returns the descriptors."""
-    open: Callable[[Settings, "Pipeline", "Metrics", AsyncExitStack], list[Coroutine[Any, Any, None]]] = lambda *_: []
-    """Adds the feature to a worker, and what closes it to the stack; returns what is to run as long as the worker."""
-    commands: Mapping[str, Callable[[Settings, "argparse.Namespace"], None]] = {}
+    open: Callable[[Settings, "Pipeline", "Metrics", AsyncExitStack], list[Coroutine[Any, Any, None]]]
+    """Adds the feature to a worker, and to the stack what closes it; returns what runs as long as the worker."""
+    commands: Mapping[str, Callable[..., None]]
+    """Each gets the settings and the parsed arguments."""
 
 
 @cache
@@ -93,19 +92,29 @@ def used(settings: Settings) -> Iterator[tuple[str, Feature]]:
     return ((name, load(name)) for name, each in declarations().items() if each.is_on(settings))
 
 
+def instruments(table: "WorkerTable") -> list[object]:
+    """Make the instruments of all features: those of one that is off are exported, too."""
+    return [import_module(f"app.features.{name}.instruments").Instruments(table) for name in NAMES]
+
+
+def share(settings: Settings) -> list[int]:
+    """Open what features leave to all workers of this process; return the descriptors."""
+    return [descriptor for _, each in used(settings) for descriptor in each.share(settings)]
+
+
+def kinds() -> list[tuple[type[msgspec.Struct], str]]:
+    """Return the kinds of the features' settings, each with the setting before which they are listed."""
+    return [(each.settings, each.before) for each in declarations().values()]
+
+
 @cache
 def settings_kind() -> type[Settings]:
-    """Return the kind of all settings together."""
+    """Return the kind of all settings, with those of features."""
     fields = [
-        (each.name, kind.__annotations__[each.name], each.default) for _, kind in kinds() for each in msgspec.structs.fields(kind)
+        (each.name, kind.__annotations__[each.name], each.default) for kind, _ in kinds() for each in msgspec.structs.fields(kind)
     ]
     kind: Any = msgspec.defstruct("Settings", fields, bases=(Settings,), frozen=True, forbid_unknown_fields=True, kw_only=True)
     return kind  # type: ignore[no-any-return]
-
-
-def kinds() -> list[tuple[str, type[msgspec.Struct]]]:
-    """Return the kinds of the features' settings, each with the setting before which they are listed."""
-    return [(each.before, each.settings) for each in declarations().values()]
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -114,17 +123,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def check(settings: Settings) -> None:
-    """Raise SettingsError if a setting breaks a rule, or one of a feature does."""
+    """Raise SettingsError, which names the setting, if one breaks a rule."""
     rules.check(settings)
     for _, each in used(settings):
         each.check(settings)
-
-
-def share(settings: Settings) -> list[int]:
-    """Open what features leave to all workers of this process; return the descriptors."""
-    return [descriptor for _, each in used(settings) for descriptor in each.share(settings)]
-
-
-def instruments(table: WorkerTable) -> list[object]:
-    """Make the instruments of all features: what those count that are off is exported, too, as 0."""
-    return [import_module(f"app.features.{name}.instruments").Instruments(table) for name in NAMES]

@@ -2,16 +2,16 @@
 
 import ast
 import inspect
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 
 import msgspec
 from msgspec.structs import FieldInfo
 
 from app.settings.schema import PREFIX, Settings
 
-Kinds = Iterable[tuple[str, type[msgspec.Struct]]]
-"""The settings of each feature, and the setting before which they are listed."""
+Kinds = Sequence[tuple[type[msgspec.Struct], str]]
+"""The settings of features, each with the setting before which they are listed."""
 
 
 def render(kinds: Kinds) -> str:
@@ -25,21 +25,18 @@ def render(kinds: Kinds) -> str:
 
 
 def describe(kinds: Kinds) -> Iterator[tuple[FieldInfo, str]]:
-    """Iterate over all settings, and what they mean, in the order in which they are listed."""
-    meanings = _read_docstrings(Settings)
-    for field in msgspec.structs.fields(Settings):
-        for kind in (kind for before, kind in kinds if before == field.name):
-            of_feature = _read_docstrings(kind)
-            yield from ((each, of_feature[each.name]) for each in msgspec.structs.fields(kind))
-        yield field, meanings[field.name]
-
-
-def _read_docstrings(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """Read the docstrings of settings in the source: Python does not keep those of fields."""
-    (struct,) = ast.parse(inspect.getsource(kind)).body
-    found = {}
-    for each in pairwise(ast.iter_child_nodes(struct)):
-        match each:
+    """Iterate over the settings and their docstrings, which are in the source only: Python does not keep those of fields."""
+    structs: list[type[msgspec.Struct]] = [Settings, *(kind for kind, _ in kinds)]
+    meanings = {}
+    for pair in chain.from_iterable(map(_statements, structs)):
+        match pair:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                found[name] = " ".join(text.split())
-    return found
+                meanings[name] = " ".join(text.split())
+    for field in msgspec.structs.fields(Settings):
+        listed = (msgspec.structs.fields(kind) for kind, before in kinds if before == field.name)
+        yield from ((each, meanings[each.name]) for each in (*chain.from_iterable(listed), field))
+
+
+def _statements(kind: type[msgspec.Struct]) -> Iterator[tuple[ast.AST, ast.AST]]:
+    (struct,) = ast.parse(inspect.getsource(kind)).body
+    return pairwise(ast.iter_child_nodes(struct))

@@ -18,10 +18,10 @@ from app import feature, healthcheck
 from app.__main__ import main
 from app.api.caller import keys
 from app.embedded import detect
+from app.features.cache.networks import CLEARED
 from app.host.program import CommandError
 from app.server import Server
 from app.settings.schema import PREFIX, Settings
-from app.triton.repository import CLEARED
 from tests.commands.conftest import one_line
 from tests.fakes import http
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture

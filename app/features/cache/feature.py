@@ -1,6 +1,5 @@
 """The cache as a feature of the gateway."""
 
-import argparse
 import asyncio
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -9,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from app.feature import Feature, File
 from app.features.cache import memory
+from app.features.cache.networks import CLEARED
 from app.features.cache.settings import CacheSettings
 from app.host import extras
 from app.host.program import CommandError
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry.logging import say
-from app.triton.repository import CLEARED
 
 if TYPE_CHECKING:
     from app.pipeline.pipeline import Pipeline
@@ -58,7 +57,7 @@ def _open(settings: Settings, pipeline: "Pipeline", metrics: "Metrics", stack: A
     return [cache.fingerprints.run()]
 
 
-def _clear(settings: Settings, _: argparse.Namespace) -> None:
+def _clear(settings: Settings, _: object) -> None:
     cache = settings.of(CacheSettings).cache
     if not cache:
         raise CommandError(f"there is no cache: {PREFIX}CACHE is empty")

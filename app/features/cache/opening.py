@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app import __version__
 from app.embedded.folder import TritonFolder
-from app.features.cache import memory
+from app.features.cache import memory, networks
 from app.features.cache.cache import ResultCache
 from app.features.cache.fingerprints import Fingerprints
 from app.features.cache.instruments import Instruments
@@ -18,7 +18,6 @@ from app.settings.schema import Settings
 from app.telemetry.metrics import Metrics
 from app.triton.loading import has_loaded
 from app.triton.pool import TritonPool
-from app.zoo import fingerprint
 
 
 def open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> ResultCache:
@@ -40,7 +39,7 @@ def open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> Result
 
     def read(name: str, version: str) -> bytes:
         # Some answers may have been kept before they were found to be wrong.
-        network = fingerprint.read(Path(settings.model_repository), is_loaded, name, version)
+        network = networks.read(Path(settings.model_repository), is_loaded, name, version)
         wrong = metrics.nonzero(metrics.wrong_episodes)
         return network and network + b" %d %d" % (wrong.get(name, 0), wrong.get(refer_to(name, version), 0))
 

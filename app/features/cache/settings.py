@@ -38,16 +38,12 @@ def _is_on(settings: Settings) -> bool:
     return bool(given.cache or given.cache_key_file)  # a file that cannot be read is reported anyway
 
 
+_ACTION = "action", {"choices": ["clear"], "help": "what to do"}
 DECLARATION = Declaration(
     CacheSettings,
     "dialects",
     _is_on,
-    [
-        Command(
-            "cache",
-            "let all cached results be forgotten: nereid cache clear",
-            "database",
-            [("action", {"choices": ["clear"], "help": "what to do"})],
-        )
-    ],
+    [Command("cache", "let all cached results be forgotten: nereid cache clear", "database", [_ACTION])],
+    ["api_cache_", "cache_key", r"\bCACHE\b", "(?i:x-cache)", "cache-cleared"],
+    ["api/admission/cors.py", "api/admission/middleware.py", "resilience/last_valid.py", "telemetry/timing.py"],
 )
