@@ -97,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nereid", description="An HTTP gateway for object detection on Triton.", epilog=epilog)
     parser.add_argument("--version", action="version", version=f"nereid {program.version()}")
     commands = parser.add_subparsers(required=True, metavar="command")
-    optional = {each.before: each for declared in feature.declarations().values() for each in declared.commands}
+    optional = [(owner, each) for owner, declared in feature.declarations().items() for each in declared.commands]
     for name, run, text in (
         ("serve", _serve, "run the API and, unless another Triton is named, the embedded one"),
         ("search", _serve, "run the API of search alone, on port 4605, with the Triton of a running `serve` if there is one"),
@@ -118,9 +118,11 @@ def make_parser() -> argparse.ArgumentParser:
         ("healthcheck", _healthcheck, "ask the API whether it lives; exit code 0 if it does"),
         ("settings", _settings, "print the table of settings"),
     ):
-        if each := optional.get(name):
+        for owner, each in optional:
+            if each.before != name:
+                continue
             extra = commands.add_parser(each.name, help=each.text, description=each.text)
-            extra.set_defaults(run=partial(_run_of_feature, each.name))
+            extra.set_defaults(run=partial(_run_of_feature, owner, each.name))
             for argument, options in each.arguments:
                 extra.add_argument(argument, **options)
         # The client parses the arguments of `detect`, options and all.
@@ -331,8 +333,7 @@ def _compare(settings: Settings, options: argparse.Namespace) -> None:
     print(report(settings.local_url, settings.sockets, options.name, options.key_file))
 
 
-def _run_of_feature(name: str, settings: Settings, options: argparse.Namespace) -> None:
-    owner = next(owner for owner, each in feature.declarations().items() if name in {command.name for command in each.commands})
+def _run_of_feature(owner: str, name: str, settings: Settings, options: argparse.Namespace) -> None:
     feature.load(owner).commands[name](settings, options)
 
 

@@ -47,14 +47,8 @@ class Declaration(NamedTuple):
     """The modules outside its folder that these words are in, at most four."""
 
 
-class File(NamedTuple):
-    """A setting that names something without which no worker starts."""
-
-    code: str
-    setting: str
-    read: Callable[[str], object]
-    """Raises ValueError if it cannot be used."""
-    fix: str
+File = tuple[str, str, Callable[[str], object], str]
+"""What no worker starts without: its code, its setting, what reads it or raises ValueError, and how to mend it."""
 
 
 class Feature(NamedTuple):

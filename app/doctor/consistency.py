@@ -1,7 +1,7 @@
 """Checks of settings that are individually valid, but inconsistent with each other or with the files they name."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -61,7 +61,7 @@ def check_files(settings: Settings) -> Iterator[Finding]:
     """Check the files and packages without which the API does not start."""
     lacking = {finding.code: finding for finding in _check_extras(settings)}
     yield from lacking.values()
-    files: list[tuple[str, str, Callable[[str], object], str]] = [
+    files: list[feature.File] = [
         ("api_keys", "api_keys_file", lambda path: keys.load(Path(path)), "`nereid key NAME` makes a table for this file"),
         ("routes", "routes_file", routes.load, 'it has one table for each route, such as [detector] with to = "yolo11n"'),
         ("cascades", "model_repository", lambda path: catalog.load(Path(path, catalog.FILE)), "`nereid add` writes this file"),

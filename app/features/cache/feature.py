@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.feature import Feature, File
+from app.feature import Feature
 from app.features.cache import memory
 from app.features.cache.networks import CLEARED
 from app.features.cache.settings import CacheSettings
@@ -43,8 +43,8 @@ def _open_redis(cache: str) -> None:
 
 
 def _share(settings: Settings) -> list[int]:
-    given = settings.of(CacheSettings)
-    return [memory.create(given.memory_bytes)] if given.cache else []
+    chosen = settings.of(CacheSettings)
+    return [memory.create(chosen.memory_bytes)] if chosen.cache else []
 
 
 def _open(settings: Settings, pipeline: "Pipeline", metrics: "Metrics", stack: AsyncExitStack) -> list[Coroutine[Any, Any, None]]:
@@ -85,8 +85,8 @@ FEATURE = Feature(
     _EXTRAS,
     _needs,
     [
-        File("cache", "cache", _open_redis, "the URL is that of redis-py, such as redis://localhost:6379/0"),
-        File("cache_key", "cache_key_file", memory.read_secret_of, "head -c 32 /dev/urandom > FILE; chmod 600 FILE"),
+        ("cache", "cache", _open_redis, "the URL is that of redis-py, such as redis://localhost:6379/0"),
+        ("cache_key", "cache_key_file", memory.read_secret_of, "head -c 32 /dev/urandom > FILE; chmod 600 FILE"),
     ],
     _share,
     _open,

@@ -22,19 +22,19 @@ from app.triton.pool import TritonPool
 
 def open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> ResultCache:
     """Open the cache that the settings ask for."""
-    wanted, instruments = settings.of(CacheSettings), metrics.of(Instruments)
-    key_file = wanted.cache_key_file
+    chosen, instruments = settings.of(CacheSettings), metrics.of(Instruments)
+    key_file = chosen.cache_key_file
     secret = memory.read_secret_of(key_file) if key_file else b""
-    descriptor = memory.open_file(wanted.memory_bytes)
+    descriptor = memory.open_file(chosen.memory_bytes)
     secret = secret or memory.read_secret(descriptor)
     store: Store
-    if wanted.cache == "memory":
-        store = memory.MemoryStore(descriptor, wanted.cache_seconds, instruments)
+    if chosen.cache == "memory":
+        store = memory.MemoryStore(descriptor, chosen.cache_seconds, instruments)
     else:
         from app.features.cache.redis_store import RedisStore  # noqa: PLC0415 - an extra
 
         os.close(descriptor)
-        store = RedisStore(wanted.cache, wanted.cache_seconds, instruments)
+        store = RedisStore(chosen.cache, chosen.cache_seconds, instruments)
     is_loaded = partial(has_loaded, metrics.table, pool) if settings.triton_endpoints else TritonFolder(settings).has_loaded
 
     def read(name: str, version: str) -> bytes:
@@ -44,6 +44,6 @@ def open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> Result
         return network and network + b" %d %d" % (wrong.get(name, 0), wrong.get(refer_to(name, version), 0))
 
     # Without keys, callers are groups of client addresses.
-    is_shared = wanted.cache_shared or not settings.api_keys_file
+    is_shared = chosen.cache_shared or not settings.api_keys_file
     limits = PixelLimits(settings.max_pixels, settings.max_pixels_non_jpeg)
     return ResultCache(store, Fingerprints(read), secret, (__version__, limits), instruments, is_shared=is_shared)

@@ -34,8 +34,8 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_on(settings: Settings) -> bool:
-    given = settings.of(CacheSettings)
-    return bool(given.cache or given.cache_key_file)  # a file that cannot be read is reported anyway
+    chosen = settings.of(CacheSettings)
+    return bool(chosen.cache or chosen.cache_key_file)  # a file that cannot be read is reported anyway
 
 
 _ACTION = "action", {"choices": ["clear"], "help": "what to do"}
