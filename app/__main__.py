@@ -6,7 +6,6 @@ if __name__ == "__main__":  # no traceback after Ctrl-C during the imports
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
-import asyncio
 import os
 import sys
 import time
@@ -18,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app import healthcheck, preflight
+from app import feature, healthcheck, preflight
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.arguments import declare
-from app.cache import memory as cache_memory
 from app.embedded import detect, gpu
 from app.embedded.defaults import require_not_default
 from app.embedded.folder import TritonFolder, has_gpu, runs_elsewhere
@@ -30,7 +28,7 @@ from app.embedded.install import has_gpu_environment
 from app.embedded.postgres.backup import backup, restore
 from app.embedded.postgres.server import embedded_database
 from app.embedded.supervisor import ignore_signals, supervise
-from app.host import allocator, extras, ports, program
+from app.host import allocator, ports, program
 from app.host.processes import SUPERVISED, become_worker, die_with_parent
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
@@ -39,11 +37,10 @@ from app.resilience import last_valid, worker_table
 from app.routing import routes
 from app.routing.report import report
 from app.routing.routes import RoutesError
-from app.settings import environment, rules, table
+from app.settings import table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging, streams
 from app.telemetry.logging import say, write_whole_lines
-from app.triton.repository import CLEARED
 from app.zoo import registry
 from app.zoo.listing import describe_models, name_user
 from app.zoo.recognize import Evaluation
@@ -74,8 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
         # Containers stop the process with SIGTERM, users with Ctrl-C; a shell's background jobs ignore SIGINT by default.
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, signal.default_int_handler)
-        settings = environment.load()
-        rules.check(settings)
+        settings = feature.read_settings()
+        feature.check(settings)
         if settings.routes_file and options.run is not _api:  # whose workers follow the file
             settings = _resolve_default(settings)
         return int(options.run(settings, options) or 0)
@@ -100,6 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nereid", description="An HTTP gateway for object detection on Triton.", epilog=epilog)
     parser.add_argument("--version", action="version", version=f"nereid {program.version()}")
     commands = parser.add_subparsers(required=True, metavar="command")
+    optional = [(owner, each) for owner, declared in feature.declarations().items() for each in declared.commands]
     for name, run, text in (
         ("serve", _serve, "run the API and, unless another Triton is named, the embedded one"),
         ("search", _serve, "run the API of search alone, on port 4605, with the Triton of a running `serve` if there is one"),
@@ -115,12 +113,18 @@ def make_parser() -> argparse.ArgumentParser:
         ("remove", _remove, "remove a model, or a version of it, or a cascade"),
         ("compare", _compare, "compare the answers of a route's shadow with those of its model, since the gateway started"),
         ("key", _key, "create an API key"),
-        ("cache", _cache, "let all cached results be forgotten: nereid cache clear"),
         ("database", _database, "copy the database of search into a file, or back into an empty one"),
         ("doctor", _doctor, "check this machine and a running Triton"),
         ("healthcheck", _healthcheck, "ask the API whether it lives; exit code 0 if it does"),
         ("settings", _settings, "print the table of settings"),
     ):
+        for owner, each in optional:
+            if each.before != name:
+                continue
+            extra = commands.add_parser(each.name, help=each.text, description=each.text)
+            extra.set_defaults(run=partial(_run_of_feature, owner, each.name))
+            for argument, options in each.arguments:
+                extra.add_argument(argument, **options)
         # The client parses the arguments of `detect`, options and all.
         parses: dict[str, Any] = {"prefix_chars": "\0", "add_help": False} if name == "detect" else {}
         command = commands.add_parser(name, help=text, description=text, **parses)
@@ -160,8 +164,7 @@ def _api(settings: Settings, _: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.register_at_fork(after_in_child=partial(become_worker, os.getpid()))
     worker_table.create()
-    if settings.cache:
-        cache_memory.create(settings.cache_memory_bytes)
+    feature.share(settings)
     Server(settings).serve()
     return 0
 
@@ -330,26 +333,8 @@ def _compare(settings: Settings, options: argparse.Namespace) -> None:
     print(report(settings.local_url, settings.sockets, options.name, options.key_file))
 
 
-def _cache(settings: Settings, _: argparse.Namespace) -> None:
-    if not settings.cache:
-        raise CommandError(f"there is no cache: {PREFIX}CACHE is empty")
-    if settings.cache == "memory":
-        marker = Path(settings.model_repository) / CLEARED
-        try:
-            marker.touch()
-        except OSError as error:
-            raise CommandError(f"{marker}: {error.strerror}; a restart of the gateway empties its memory, too") from error
-        say("within a second, no worker uses the results in its memory any more")
-        return
-    if lacking := extras.lack("redis", f"{PREFIX}CACHE"):
-        raise CommandError(f"{lacking}; {extras.command('redis')}")
-    from app.cache import redis_store  # noqa: PLC0415 - an extra
-
-    try:
-        asyncio.run(redis_store.clear(settings.cache))
-    except (ValueError, ConnectionError) as error:
-        raise CommandError(f"{PREFIX}CACHE: {error}") from error
-    say("Redis has no cached results any more")
+def _run_of_feature(owner: str, name: str, settings: Settings, options: argparse.Namespace) -> None:
+    feature.load(owner).commands[name](settings, options)
 
 
 def _database(settings: Settings, options: argparse.Namespace) -> None:
@@ -369,7 +354,7 @@ def _healthcheck(settings: Settings, _: argparse.Namespace) -> None:
 
 
 def _settings(_: Settings, __: argparse.Namespace) -> None:
-    print(table.render())
+    print(table.render(feature.kinds()))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,6 @@ _ARGUMENTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("compare", "name", {"help": "name of the route"}),
     ("compare", "--key-file", {"type": Path, "help": "file with an API key that has the scope health, if keys are needed"}),
     ("key", "id", {"metavar": "NAME", "help": "name of the key in the file and in the log"}),
-    ("cache", "action", {"choices": ["clear"], "help": "what to do"}),
     ("database", "action", {"choices": ["backup", "restore"], "help": "what to do"}),
     ("database", "file", {"type": Path, "help": "file of the backup"}),
     ("doctor", "--json", {"action": "store_true", "help": "print one JSON document"}),

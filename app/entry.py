@@ -7,12 +7,11 @@ import sys
 def main() -> int | str:
     """Run one command; return its exit code, or an error message, which `sys.exit` prints before it exits with 1."""
     if sys.argv[1:] == ["healthcheck"]:
-        from app import healthcheck  # noqa: PLC0415
-        from app.settings import environment  # noqa: PLC0415
+        from app import feature, healthcheck  # noqa: PLC0415
         from app.settings.schema import SettingsError  # noqa: PLC0415
 
         try:
-            return healthcheck.failure(environment.load()) or 0
+            return healthcheck.failure(feature.read_settings()) or 0
         except SettingsError as error:
             return str(error)
     from app.__main__ import main as command_line  # noqa: PLC0415 - takes most of a second

@@ -13,14 +13,11 @@ import httpx
 import msgspec
 import structlog
 
-from app import __version__
+from app import __version__, feature
 from app.api import application, beside
 from app.api.caller.keys import ApiKeys
 from app.api.context import BodyLimits
 from app.api.dependencies import Deployment, LimitsInForce
-from app.cache import memory as cache_memory
-from app.cache.fingerprints import Fingerprints
-from app.cache.store import Store
 from app.embedded.folder import TritonFolder, device_of, has_gpu
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
@@ -28,7 +25,6 @@ from app.host.processes import SEARCH_SOCKET, is_beside
 from app.imaging.decode import max_request_bytes
 from app.imaging.header import PixelLimits
 from app.model.heads import TASKS
-from app.model.reference import refer_to
 from app.pipeline import completion
 from app.pipeline.limits import Limits
 from app.pipeline.pipeline import Models, Pipeline
@@ -40,7 +36,6 @@ from app.routing.canary import CanaryWatch
 from app.routing.router import Router
 from app.routing.routes import Routes
 from app.routing.shadow import Shadows
-from app.settings import environment
 from app.settings.schema import SIZES, Settings
 from app.settings.task_models import task_models
 from app.telemetry import logging
@@ -50,7 +45,7 @@ from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.config_file import unloadable_models
 from app.triton.credentials import Credentials
-from app.triton.loading import ModelLoader, has_loaded
+from app.triton.loading import ModelLoader
 from app.triton.membership import Membership, Target
 from app.triton.metrics import read_regularly
 from app.triton.on_demand import ModelsOnDemand
@@ -58,10 +53,9 @@ from app.triton.pool import TritonPool
 from app.triton.repository import last_change
 from app.triton.specs import Completion
 from app.triton.transport import Transport
-from app.zoo import fingerprint, registry
+from app.zoo import registry
 
 if TYPE_CHECKING:
-    from app.cache.cache import ResultCache
     from app.search.describe import SearchOptions
     from app.telemetry.tracing import Tracing
 
@@ -86,7 +80,7 @@ _GROWTH = 1.1
 def create_app(settings: Settings | None = None) -> application.Application:
     """Build the application of one worker, by default with the settings in the environment."""
     allocator.keep_freed_memory()
-    settings = settings or environment.load()
+    settings = settings or feature.read_settings()
     logging.configure(settings.log_level)
     settings = _fit_to_memory(settings)
     keys = ApiKeys(Path(settings.api_keys_file)) if settings.api_keys_file else None
@@ -140,7 +134,7 @@ async def open_resources(
         stack.push_async_callback(asyncio.sleep, 0)  # an iteration of the event loop, which writes the last log lines
         table = WorkerTable(is_follower=is_beside(settings.search))
         stack.callback(table.close)
-        metrics = Metrics(table, __version__)
+        metrics = Metrics(table, __version__, feature.instruments(table))
         metrics.worker_starts.add(1)
         metrics.workers_wanted.set(_workers(settings))
         is_started = asyncio.Event()
@@ -199,10 +193,6 @@ def _add_options(
         pipeline.on_demand = ModelsOnDemand(pool, table, models, settings.loaded_models, pipeline.default_models)
         stack.callback(pipeline.on_demand.close)
         works.append(pipeline.on_demand.run())
-    if settings.cache:
-        pipeline.cache = cache = _open_cache(settings, pool, metrics)
-        stack.push_async_callback(cache.close)
-        works.append(cache.fingerprints.run())
     if settings.triton_endpoints and settings.triton_loads_models:
         works.append(ModelLoader(pool, Path(settings.model_repository), pipeline.on_demand).run(table))
     if settings.frigate_zmq:
@@ -210,6 +200,8 @@ def _add_options(
 
         seconds = _FRIGATE_SECONDS if settings.triton_endpoints else _FRIGATE_EMBEDDED_SECONDS
         works.append(Listener(settings.frigate_zmq, pipeline, metrics, seconds).run())
+    for _, each in feature.used(settings):
+        works += each.open(settings, pipeline, metrics, stack)
     return works
 
 
@@ -226,35 +218,6 @@ def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, ta
     )
     name_classes = partial(completion.name_classes, repository=Path(settings.model_repository))
     return TritonBackend(client, table, Completion(name_classes, completion.decide_units, settings.shapes == "square"))
-
-
-def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> "ResultCache":
-    from app.cache.cache import ResultCache  # noqa: PLC0415 - BLAKE3 is an extra
-
-    key_file = settings.cache_key_file
-    secret = cache_memory.read_secret_of(key_file) if key_file else b""
-    descriptor = cache_memory.open_file(settings.cache_memory_bytes)
-    secret = secret or cache_memory.read_secret(descriptor)
-    store: Store
-    if settings.cache == "memory":
-        store = cache_memory.MemoryStore(descriptor, settings.cache_seconds, metrics)
-    else:
-        from app.cache.redis_store import RedisStore  # noqa: PLC0415 - an extra
-
-        os.close(descriptor)
-        store = RedisStore(settings.cache, settings.cache_seconds, metrics)
-    is_loaded = partial(has_loaded, metrics.table, pool) if settings.triton_endpoints else TritonFolder(settings).has_loaded
-
-    def read(name: str, version: str) -> bytes:
-        # Some answers may have been kept before they were found to be wrong.
-        found = fingerprint.read(Path(settings.model_repository), is_loaded, name, version)
-        wrong = metrics.nonzero(metrics.wrong_episodes)
-        return found and found + b" %d %d" % (wrong.get(name, 0), wrong.get(refer_to(name, version), 0))
-
-    fingerprints = Fingerprints(read)
-    # Without keys, callers are groups of client addresses.
-    is_shared = settings.cache_shared or not settings.api_keys_file
-    return ResultCache(store, fingerprints, secret, (__version__, _pixel_limits(settings)), metrics, is_shared=is_shared)
 
 
 def deployment_of(settings: Settings) -> Deployment:

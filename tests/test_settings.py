@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from app.feature import check, settings_kind
+from app.feature import read_settings as load
 from app.host.processes import SUPERVISED
-from app.settings.environment import load
-from app.settings.rules import check
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.settings.task_models import task_models
 
@@ -17,8 +17,8 @@ from app.settings.task_models import task_models
     [("PORT", "65535", 65535), ("SOCKET_MODE", "600", "600"), ("MODEL", "null", "null"), ("TRACING", "true", True)],
 )
 def test_variable_sets_its_setting_and_only_if_it_is_not_empty(name: str, text: str, value: object) -> None:
-    assert load({PREFIX + name: text}) == msgspec.structs.replace(Settings(), **{name.lower(): value})
-    assert load({PREFIX + name: ""}) == Settings()
+    assert load({PREFIX + name: text}) == msgspec.structs.replace(settings_kind()(), **{name.lower(): value})
+    assert load({PREFIX + name: ""}) == settings_kind()()
 
 
 def test_variables_of_others_and_internal_ones_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_variables_of_others_and_internal_ones_are_ignored(monkeypatch: pytest.M
     # Kubernetes describes the services `nereid` and `nereid-triton` so.
     others |= {"NEREID_PORT": "tcp://10.96.0.7:4603", "NEREID_SERVICE_HOST": "10.96.0.7", "NEREID_SERVICE_PORT_HTTP": "4603"}
     others |= {"NEREID_PORT_4603_TCP_ADDR": "10.96.0.7", "NEREID_TRITON_PORT": "tcp://10.96.0.8:8001"}
-    assert load({**others, SUPERVISED: "4"}) == Settings()
+    assert load({**others, SUPERVISED: "4"}) == settings_kind()()
     assert load().port == 8080  # of this process
 
 

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
+from app import feature
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
-from app.cache.memory import read_secret_of
 from app.cascade import catalog
 from app.cascade.catalog import CascadesError
 from app.doctor.finding import Finding, failure, ok, warning
@@ -60,15 +61,15 @@ def check_files(settings: Settings) -> Iterator[Finding]:
     """Check the files and packages without which the API does not start."""
     lacking = {finding.code: finding for finding in _check_extras(settings)}
     yield from lacking.values()
-    for code, setting, read, fix in (
+    files: list[feature.File] = [
         ("api_keys", "api_keys_file", lambda path: keys.load(Path(path)), "`nereid key NAME` makes a table for this file"),
         ("routes", "routes_file", routes.load, 'it has one table for each route, such as [detector] with to = "yolo11n"'),
         ("cascades", "model_repository", lambda path: catalog.load(Path(path, catalog.FILE)), "`nereid add` writes this file"),
         ("tls_files", "triton_tls_folder", credentials.load, "it needs ca.crt, and perhaps tls.crt and tls.key"),
         ("control_key", "triton_control_key_file", _read_control_key, KEY_FIX),
-        ("cache", "cache", _open_redis, "the URL is that of redis-py, such as redis://localhost:6379/0"),
-        ("cache_key", "cache_key_file", read_secret_of, "head -c 32 /dev/urandom > FILE; chmod 600 FILE"),
-    ):
+        *chain.from_iterable(each.files for _, each in feature.used(settings)),
+    ]
+    for code, setting, read, fix in files:
         path = getattr(settings, setting)
         try:
             _ = path and code not in lacking and read(path)
@@ -85,20 +86,13 @@ def check_search_folders(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_extras(settings: Settings) -> Iterator[Finding]:
-    for setting, extra, is_on in (
-        ("cache", "cache" if settings.cache == "memory" else "redis", settings.cache),
-        ("search", "search", settings.search != "off"),
-        ("tracing", "otel", settings.tracing),
+    for setting, extra, modules in (
+        *((name, each.needs(settings), each.extras) for name, each in feature.used(settings)),
+        ("search", "search" if settings.search != "off" else "", extras.MODULES),
+        ("tracing", "otel" if settings.tracing else "", extras.MODULES),
     ):
-        if is_on and (lacking := extras.lack(extra, PREFIX + setting.upper())):
+        if extra and (lacking := extras.lack(extra, PREFIX + setting.upper(), modules)):
             yield failure(setting, lacking, extras.command(extra))
-
-
-def _open_redis(cache: str) -> None:
-    if cache != "memory":
-        from app.cache.redis_store import open_pool  # noqa: PLC0415 - an extra
-
-        open_pool(cache)
 
 
 def _read_control_key(path: str) -> None:

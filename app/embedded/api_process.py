@@ -6,7 +6,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from app.cache import memory as cache_memory
+from app import feature
 from app.embedded.service import CheckError
 from app.host import cores, program
 from app.host.http import get_status
@@ -57,9 +57,7 @@ class ApiProcess:
 
     def spawn(self) -> None:
         """Start the instance; raise `CommandError` if that is not possible."""
-        inherited = [worker_table.create(), last_valid.create(), self._beats]
-        if self._settings.cache:
-            inherited.append(cache_memory.create(self._settings.cache_memory_bytes))
+        inherited = [worker_table.create(), last_valid.create(), self._beats, *feature.share(self._settings)]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line
                 program.command("app", "api"),

@@ -1,17 +1,17 @@
 """The default models, which are neither removed nor unloaded."""
 
+from app import feature
 from app.host.program import CommandError
 from app.model.reference import split_reference
 from app.routing import routes
 from app.routing.routes import RoutesError
-from app.settings import environment
 from app.settings.schema import PREFIX
 from app.settings.task_models import default_models
 
 
 def require_not_default(name: str, version: str = "") -> None:
     """Raise CommandError for a model that answers requests which name none, or for a version of it if a route names that."""
-    settings = environment.load()  # with the names of routes
+    settings = feature.read_settings()  # with the names of routes
     try:
         known = routes.load(settings.routes_file) if settings.routes_file else {}
     except RoutesError as error:

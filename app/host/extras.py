@@ -1,5 +1,6 @@
 """Extras: packages that one feature needs, and the rest of the gateway does not."""
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 
@@ -9,27 +10,25 @@ from app.errors import NotOffered
 from app.host.program import IS_ONE_FILE
 
 MODULES = {
-    "cache": ("blake3",),
     "heic": ("pi_heif",),
     "masks": ("pycocotools",),
     "ocr": ("pyclipper",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
-    "redis": ("blake3", "redis"),
     "search": ("asyncpg", "blake3", "pgvector"),
 }
-"""By extra of pyproject.toml: what it is imported for."""
+"""By extra of pyproject.toml: what it is imported for; features have others."""
 
 LOG = structlog.get_logger()
 
 
-def missing(extra: str) -> str:
+def missing(extra: str, modules: Mapping[str, Sequence[str]] = MODULES) -> str:
     """Return which modules of an extra are not installed, without importing them; empty if all are."""
-    return "" if IS_ONE_FILE else ", ".join(module for module in MODULES[extra] if not _is_installed(module))
+    return "" if IS_ONE_FILE else ", ".join(module for module in modules[extra] if not _is_installed(module))
 
 
-def lack(extra: str, subject: str) -> str:
+def lack(extra: str, subject: str, modules: Mapping[str, Sequence[str]] = MODULES) -> str:
     """Return what a subject needs an extra for, and is not installed, in a sentence; empty if it is installed."""
-    return f"{subject} needs what is not installed: {names}" if (names := missing(extra)) else ""
+    return f"{subject} needs what is not installed: {names}" if (names := missing(extra, modules)) else ""
 
 
 def command(extra: str) -> str:

@@ -14,14 +14,14 @@ Attempt = Callable[[str, CallContext], Awaitable[T]]
 """Answers a question by the model with a reference."""
 
 
-class Cache(Protocol):
-    """A cache of what models have found in images."""
+class Finder(Protocol):
+    """Finds in an image what a model finds, perhaps without asking it: a cache of results."""
 
     def takes(self, spec: ModelSpec, call: CallContext) -> bool:
         """Return whether what this model finds may be cached, and the request allows it."""
 
-    async def get(self, data: bytes, spec: ModelSpec, call: CallContext, find: Callable[[], Awaitable[Decoded]]) -> Decoded:
-        """Return what a model finds in an image: from the cache, the same question under way, or `find`, with its errors."""
+    async def find(self, data: bytes, spec: ModelSpec, call: CallContext, infer: Callable[[], Awaitable[Decoded]]) -> Decoded:
+        """Return what a model finds in an image: from the cache, the same question under way, or `infer`, with its errors."""
 
 
 class Choice(Protocol):

@@ -23,7 +23,7 @@ from app.pipeline.batch import PendingImage
 from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, question_for
 from app.pipeline.decode_threads import DecodeThreads
-from app.pipeline.hooks import Cache, Choice, Router
+from app.pipeline.hooks import Choice, Finder, Router
 from app.pipeline.limits import Limits
 from app.pipeline.preprocess import Source, Workspace
 from app.pipeline.probe import BLANK_IMAGE
@@ -91,7 +91,7 @@ class Pipeline:
         self.apart_threads = DecodeThreads(1)
         """For blocking work of anonymous requests, so that no other request waits for it."""
         self._batchers = Batchers(calls)
-        self.cache: Cache | None = None
+        self.finder: Finder | None = None
         self.router: Router | None = None
         self.on_demand: ModelsOnDemand | None = None
 
@@ -249,10 +249,10 @@ class Pipeline:
                     reading = lambda: read(own_reader, decode(own, result, transform))  # noqa: E731
                     return await self._read(reading, own_reader, transform, call, permit)
 
-            if self.cache is None or isinstance(data, Patch) or not self.cache.takes(spec, call):
+            if self.finder is None or isinstance(data, Patch) or not self.finder.takes(spec, call):
                 answer = await ask(lambda own, decoded: own.read(decoded, call.deadline))
             else:
-                found = await self.cache.get(data, spec, call, lambda: ask(lambda _, decoded: decoded))
+                found = await self.finder.find(data, spec, call, lambda: ask(lambda _, decoded: decoded))
                 usual = reader if found.spec is spec else question.reader(found.spec)
                 with Lease() as lease:
                     answer = await self._read(lambda: usual.read(found, call.deadline), usual, found.transform, call, lease)

@@ -22,12 +22,12 @@ _OF_SERVICES = re.compile(
 """Variables, without the prefix, that Kubernetes sets in a pod for each service there, such as one with the name `nereid`."""
 
 
-def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the settings; an empty variable counts as unset. Raises SettingsError for an unknown variable or a wrong value."""
+def load(kind: type[Settings], environ: Mapping[str, str]) -> Settings:
+    """Read settings of a kind; an empty variable counts as unset. Raises SettingsError for an unknown variable or a wrong value."""
     given = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX)}
     given = {name: value for name, value in given.items() if not name.startswith(_INTERNAL) and name != _OF_CLIENTS}
     given = {name: value for name, value in given.items() if not _OF_SERVICES.fullmatch(f"{name}={value}")}
-    known = {name.upper() for name in Settings.__struct_fields__}
+    known = {name.upper() for name in kind.__struct_fields__}
     if unknown := sorted(given.keys() - known):
         similar = suggestion(unknown[0], sorted(known), prefix=PREFIX)
         raise SettingsError(f"{PREFIX}{unknown[0]} is not a setting{similar or ';'} `nereid settings` lists them all")
@@ -35,11 +35,11 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     folders = {} if is_here else data_folders(environ)
     values = folders | {name.lower(): value for name, value in given.items() if value}
     try:
-        return msgspec.convert(values, Settings, strict=False)
+        return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         name = str(error).rpartition(" - at `$.")[2].rstrip("`")
         unit = next((unit for part, unit in _UNITS.items() if part in name), "")
-        expected = expected_value(Settings, name, unit)
+        expected = expected_value(kind, name, unit)
         raise SettingsError(f"{PREFIX}{name.upper()}: Expected {expected}{quoted(values[name])}") from error
 
 

@@ -47,11 +47,6 @@ def check(settings: Settings) -> None:
         if name not in DIALECTS:
             known = ", ".join(DIALECTS)
             raise SettingsError(f"{PREFIX}DIALECTS: Expected some of {known}, or none{quoted(name)}")
-    if settings.cache and settings.triton_endpoints and not settings.triton_loads_models:
-        raise SettingsError(
-            f"{PREFIX}CACHE: nobody tells here which networks these Tritons run; it needs {PREFIX}TRITON_LOADS_MODELS, or the "
-            "embedded Triton"
-        )
     _check_database(settings.database_url)
     if 0 < (age := settings.worker_max_age_seconds) < MIN_AGE_SECONDS:
         raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS} seconds; got {age}")

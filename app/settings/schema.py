@@ -5,7 +5,7 @@ import os
 from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -25,8 +25,14 @@ SIZES = ("max_megapixels", "max_megapixels_non_jpeg", "max_file_size_mb", "max_b
 """The settings with the maximum sizes of images and bodies."""
 
 
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All settings, and what follows from them. The reference is generated from the docstrings of the fields."""
+    """All settings but those of features, which a subclass has, and what follows from them.
+
+    The reference is generated from the docstrings of the fields.
+    """
 
     host: Annotated[str, Meta(pattern=r"^[^\[\]]+$", title="an address or a name, such as :: or 127.0.0.1, without brackets")] = (
         "127.0.0.1"
@@ -161,20 +167,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     loaded_models: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Maximum number of models that Triton keeps loaded: others are loaded at their first request, and the least recently used ones
     leave, never a default model. 0: all models are loaded."""
-    cache: Annotated[
-        str, Meta(pattern=r"^(memory|(rediss?|unix)://.+)?$", title="memory, or a URL such as redis://redis:6379/0")
-    ] = ""
-    """Where results are cached for identical images: `memory`, shared by all workers of the host, or the URL of a Redis or Valkey,
-    `redis://host:6379/0` or `rediss://` with TLS. Empty: nowhere."""
-    cache_mb: Annotated[int, Meta(ge=1, le=1 << 16)] = 64
-    """Size of the cache in memory, MiB."""
-    cache_seconds: Annotated[int, Meta(ge=1, le=10**8)] = 3600
-    """Time after which a cached result is not used any more, seconds."""
-    cache_shared: bool = False
-    """Whether cached results answer all API keys. Then a caller can find out whether somebody has sent an image before."""
-    cache_key_file: str = ""
-    """File with a secret of at least 32 bytes, from which the keys of the cache are made; the hosts that share a Redis need the
-    same one. Empty: a new secret at each start."""
     dialects: str = ",".join(name for name in DIALECTS if name != "kserve")
     """Interfaces of other detection services to offer, separated by commas; `kserve` is another. `none`: none."""
     frigate_zmq: Annotated[str, Meta(pattern=r"^((tcp|ipc)://.+)?$", title="an address such as tcp://127.0.0.1:5555")] = ""
@@ -198,6 +190,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Whether search keeps a small picture of each image and each face that it indexes."""
     tracing: bool = False
     """Export OpenTelemetry traces, configured by the variables `OTEL_*`; needs the extra `otel`."""
+
+    def of(self, kind: type[Kind]) -> Kind:
+        """Return the settings of a feature, by their kind; the defaults if these settings are without features."""
+        return kind(**{field.name: getattr(self, field.name, field.default) for field in msgspec.structs.fields(kind)})
 
     @property
     def sockets(self) -> list[Path | None]:
@@ -288,11 +284,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def max_batch_bytes(self) -> int:
         """Maximum size of the body of a request with several images, in bytes."""
         return int(self.max_batch_size_mb * 2**20)
-
-    @property
-    def cache_memory_bytes(self) -> int:
-        """Size of the results that are cached in the memory of this host, in bytes."""
-        return self.cache_mb << 20 if self.cache == "memory" else 0
 
     def shrunk(self, fraction: float) -> "Settings":
         """Return these settings with a fraction of the sizes of images and bodies."""

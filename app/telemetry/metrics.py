@@ -1,8 +1,9 @@
 """The metrics of the gateway."""
 
 import platform
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
@@ -31,12 +32,15 @@ _STAGE_BOUNDS = (0.0005, 0.001, 0.0025, *REQUEST_BOUNDS)
 
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64)
 
+Instruments = TypeVar("Instruments")
+
 
 class Metrics:
     """The metrics of a host. Each worker has an instance; each instance reports the totals of all workers."""
 
-    def __init__(self, table: WorkerTable, version: str) -> None:
-        self._version = version
+    def __init__(self, table: WorkerTable, version: str, instruments: Sequence[object] = ()) -> None:
+        """Count in a table; `instruments` are those of features, one object for each, which are exported, too."""
+        self._version, self._instruments = version, instruments
         self._caller_labels: dict[str, str] = {}
         self._class_labels: dict[tuple[str, ...], str] = {}
         self.table = table
@@ -132,7 +136,6 @@ class Metrics:
             table, "nereid_ingested_images", "Images sent to the index: added, replaced, completed, duplicate.", ["status"]
         )
         self._count_routes(table)
-        self._count_cached(table)
 
     def _count_routes(self, table: WorkerTable) -> None:
         self.route_requests = Counter(
@@ -160,20 +163,6 @@ class Metrics:
             table, "nereid_search_seconds", "Time that the database of search takes.", ["operation"], _STAGE_BOUNDS
         )
 
-    def _count_cached(self, table: WorkerTable) -> None:
-        self.cache_requests = Counter(
-            table, "api_cache_requests", "Images for which the cache was asked, by how they were answered.", ["result"]
-        )
-        self.cache_saved = Histogram(table, "api_cache_saved_seconds", "Time of the inferences that hits have saved.", [], ())
-        self.cache_bytes = CommonGauge(table, "api_cache_bytes", "Memory that cached results take.")
-        self.cache_evictions = Counter(
-            table, "api_cache_evictions", "Results that left the cache in memory before their time, because it was full."
-        )
-        self.cache_store_failures = Counter(table, "api_cache_store_failures", "Operations of the cache's Redis that failed.")
-        self.cache_circuit_open = Gauge(
-            table, "api_cache_circuit_open", "Workers that do not use the cache's Redis, because it fails."
-        )
-
     def collect(self) -> Iterator[Metric]:
         """Iterate over all metrics of the host."""
         build = GaugeMetricFamily("api_build_info", "Version of Nereid and of Python.", labels=["version", "python"])
@@ -181,13 +170,17 @@ class Metrics:
         yield build
         counters, gauges = read_names(self.table.keys(COUNTER)), read_names(self.table.keys(GAUGE))
         aliases = self.table.aliases()
-        for instrument in vars(self).values():
+        for instrument in chain.from_iterable(vars(each).values() for each in (self, *self._instruments)):
             if isinstance(instrument, Counter | Histogram | Gauge):
                 family = instrument.collect(gauges if isinstance(instrument, Gauge) else counters)
                 for sample in family.samples:
                     if "triton" in sample.labels:
                         sample.labels["triton"] = aliases[sample.labels["triton"]]
                 yield family
+
+    def of(self, kind: type[Instruments]) -> Instruments:
+        """Return the instruments of a feature, by their kind."""
+        return next(each for each in self._instruments if isinstance(each, kind))
 
     def caller_label(self, name: str) -> str:
         """Return the label value for a caller: its name, or `other` if there are enough names."""

@@ -13,8 +13,6 @@ REMOVED = ".removed"
 """File with the names of models that were removed and the last version of each, one model per line."""
 LOCK = ".lock"
 """File that is locked while added models are changed, and whose time is that of the last change."""
-CLEARED = ".cache-cleared"
-"""File whose time is that of the last `nereid cache clear`."""
 _LAST_VERSION = re.compile(r"^(\S+)(?: ([1-9][0-9]{0,8}))?$", re.MULTILINE)
 _CONTENT = re.compile(r"^\s*[^#\s]", re.MULTILINE)
 

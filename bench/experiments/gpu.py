@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
+from app import feature
 from app.embedded import gpu
 from app.embedded.install import install
 from app.host.program import first_line
-from app.settings import environment
 from app.settings.schema import Settings
 from bench.experiments.options import Commands, add_shared, count, describe, positive
 from bench.experiments.server_load import Session
@@ -111,12 +111,12 @@ def _parts(options: argparse.Namespace) -> dict[str, tuple[Any, ...]]:
     parts: dict[str, tuple[Any, ...]] = {"triton": (_saturate, options), "f1": (_compare, options)}
     if options.url:
         return {**parts, "served": (_load, options, "served")}
-    install(Path(environment.load().triton_home), for_gpu=True)
+    install(Path(feature.read_settings().triton_home), for_gpu=True)
     return {"onnxruntime": (_run_alone, options), **parts, **{name: (_serve, options, name) for name in NEREID}}
 
 
 def _run_alone(options: argparse.Namespace) -> Found:
-    return Found(limits={"onnxruntime": engine.run_alone(environment.load(), options.model, options.seconds)})
+    return Found(limits={"onnxruntime": engine.run_alone(feature.read_settings(), options.model, options.seconds)})
 
 
 def _saturate(options: argparse.Namespace) -> Found:
@@ -135,7 +135,7 @@ def _compare(options: argparse.Namespace) -> Found:
 def _triton(options: argparse.Namespace, model: str) -> Iterator[Settings]:
     """Start a Triton with a model, unless a server runs; yield settings with it, and with the repository of the model."""
     if options.url:
-        given = environment.load()
+        given = feature.read_settings()
         yield msgspec.structs.replace(given, triton_endpoints=options.triton) if options.triton else given
     else:
         with fixture_triton([model], options.gpu) as triton:

@@ -6,7 +6,7 @@ from functools import partial
 
 import psutil
 
-from app.settings import environment
+from app import feature
 from bench.experiments.options import Commands, add_shared, count, describe, positive
 from bench.experiments.service import WARM_UP_REQUESTS, Plan, add_service, check_warm_up, one_line, reach, with_route
 from bench.harness.meters import Meters, children, listeners
@@ -49,7 +49,7 @@ class Session:
         self.is_polite = self.is_elsewhere
         """Whether clients wait as long as Retry-After says."""
         is_unknown = self.is_elsewhere and not options.triton
-        self._triton: str = "" if is_unknown else options.triton or environment.load().triton_address
+        self._triton: str = "" if is_unknown else options.triton or feature.read_settings().triton_address
 
     def measure(self, *, clients: int | None = None, rate: float | None = None) -> Run:
         """Load the server with clients that wait for responses, or at a constant rate, independent of its speed."""

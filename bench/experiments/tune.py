@@ -15,7 +15,7 @@ from time import monotonic
 
 import msgspec
 
-from app.settings import environment
+from app import feature
 from app.settings.schema import PREFIX
 from app.triton.config_file import read_config_file
 from app.triton.repository import DESCRIPTION, config_path
@@ -110,7 +110,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    given = environment.load()
+    given = feature.read_settings()
     model = options.model or given.model
     folder = Path(given.model_repository, model)
     part = min(max(options.seconds / _TRIALS, _MIN_PART_SECONDS), _MAX_PART_SECONDS)

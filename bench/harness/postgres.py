@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from app import feature
 from app.embedded.postgres.install import install
 from app.embedded.postgres.server import EmbeddedPostgres
-from app.settings import environment
 from app.settings.schema import Settings
 
 
@@ -22,7 +22,7 @@ def embedded_postgres() -> Iterator[Settings]:
     Raises:
         CommandError: It cannot be installed, or does not start.
     """
-    usual = environment.load()
+    usual = feature.read_settings()
     installed = Path(usual.database_home).resolve()
     install(installed, EmbeddedPostgres.installed)
     with TemporaryDirectory(prefix="nereid-bench-") as folder:

@@ -155,7 +155,7 @@ def environment_of(checkout: Path) -> dict[str, str]:
 
 def variables(settings: Settings) -> dict[str, str]:
     """Return these settings as environment variables."""
-    usual = Settings()
+    usual = type(settings)()
     given = {name: value for name, value in msgspec.structs.asdict(settings).items() if value != getattr(usual, name)}
     return {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
+from app import feature
 from app.embedded.folder import Device
 from app.embedded.install import CPU_FOLDER, GPU_FOLDER, install
 from app.embedded.server import EmbeddedTriton
-from app.settings import environment
 from app.settings.schema import PREFIX, Settings
 from app.triton.repository import loadable_models
 from bench.harness.errors import ContestantError
@@ -46,7 +46,7 @@ class Triton(NamedTuple):
 
 def link_installation(home: Path, *, for_gpu: bool = False) -> None:
     """Make a folder the home of an embedded Triton, with links to the usual installation, but a separate log and socket."""
-    installed = Path(environment.load().triton_home).resolve()
+    installed = Path(feature.read_settings().triton_home).resolve()
     install(installed, for_gpu=for_gpu)
     for part in ("server", GPU_FOLDER if for_gpu else CPU_FOLDER):
         (home / part).symlink_to(installed / part)
@@ -65,7 +65,7 @@ def embedded_triton(repository: Path, model: str, ports: int = 0, gpu: str = "")
     with TemporaryDirectory(prefix="nereid-bench-") as home:
         link_installation(Path(home), for_gpu=bool(gpu))
         settings = msgspec.structs.replace(
-            environment.load(),
+            feature.read_settings(),
             model=model,
             model_repository=str(repository),
             triton_endpoints="",
@@ -86,7 +86,7 @@ def embedded_triton(repository: Path, model: str, ports: int = 0, gpu: str = "")
 
 def pulled(name: str) -> Path | None:
     """Return the folder of a model in the model repository of the settings; None if it has not been pulled."""
-    repository = Path(environment.load().model_repository)
+    repository = Path(feature.read_settings().model_repository)
     try:
         return repository / name if name in loadable_models(repository) else None
     except OSError as error:

@@ -21,6 +21,7 @@ from structlog.testing import CapturedCall
 from app import main
 from app.api.admission import middleware
 from app.api.application import Application
+from app.feature import settings_kind
 from app.main import create_app
 from app.settings.schema import DIALECTS, Settings
 from tests.fakes import http
@@ -34,7 +35,7 @@ ADMIN, CAMERA = ({"X-API-Key": f"{id_}.secret"} for id_ in ("boss", "camera"))
 
 def settings_for(url: str, **others: object) -> Settings:
     given = {"triton_endpoints": url, "model": "tiny", "model_repository": str(REPOSITORY), "log_level": "error", **others}
-    return Settings(**given)  # type: ignore[arg-type]
+    return settings_kind()(**given)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

@@ -1,14 +1,10 @@
 """Models that find more than boxes, or none: hostile outputs, extras that are not installed, and what each dialect answers."""
 
-import asyncio
-import os
-import subprocess
 import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from math import pi
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -18,13 +14,12 @@ import pytest
 from numpy.typing import NDArray
 
 from app.errors import GatewayFull
-from app.host import extras
 from app.resilience.fairness import Caller
 from app.resilience.memory import MemoryBudget, Reservation
 from app.settings.schema import DIALECTS
 from tests.api.conftest import client_for
-from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
-from tests.support import ROOT, SCENE, json
+from tests.fakes.triton import CONFIG, FakeTriton, infer_response
+from tests.support import SCENE, json
 
 Outputs = dict[str, NDArray[Any]]
 
@@ -126,20 +121,6 @@ async def gateway(task: str, outputs: Outputs) -> AsyncIterator[tuple[FakeTriton
         yield fake, client
 
 
-PROGRAM = """
-import asyncio, sys
-sys.modules.update(dict.fromkeys({modules}))
-from app.main import create_app
-from tests.support import SCENE, started
-
-async def detect():
-    async with started(create_app()) as client:
-        print((await client.post("/detect", content=SCENE)).json()["num_detections"])
-
-asyncio.run(detect())
-"""
-
-
 async def test_masks_of_a_batch_take_memory_for_images(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(Reservation):
         def add(self, nbytes: int, *, is_refused: bool = True) -> None:
@@ -157,21 +138,6 @@ async def test_masks_of_a_batch_take_memory_for_images(monkeypatch: pytest.Monke
 
     assert [result["detections"] for result in answered.json()["results"]] == [alone.json()["detections"]] * 3
     assert [failure["problem"]["code"] for failure in refused.json()["failures"]] == ["gateway_full"] * 3
-
-
-async def test_gateway_without_any_extra_detects(tmp_path: Path) -> None:
-    modules = {module.partition(".")[0] for names in extras.MODULES.values() for module in names}
-    fake = FakeTriton()
-    fake.answer = infer_response(output0=np.array([[1, 2, 20, 30, 0.9, 0], [0] * 6], np.float32))
-    async with serving(fake):
-        given = {"TRITON_ENDPOINTS": fake.url, "MODEL": "tiny", "MODEL_REPOSITORY": str(tmp_path), "LOG_LEVEL": "error"}
-        environment = os.environ | {f"NEREID_{name}": value for name, value in given.items()}
-        command = [sys.executable, "-c", PROGRAM.format(modules=modules)]
-        ran = await asyncio.to_thread(
-            subprocess.run, command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-        )
-
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\n", "")
 
 
 async def test_text_without_its_extra_is_not_offered(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.cache.cache import ResultCache
-from app.cache.fingerprints import Fingerprints
-from app.cache.memory import MemoryStore, open_file
-from app.cache.store import Store
+from app.features.cache.cache import ResultCache
+from app.features.cache.fingerprints import Fingerprints
+from app.features.cache.instruments import Instruments
+from app.features.cache.memory import MemoryStore, open_file
+from app.features.cache.store import Store
 from app.imaging.header import PixelLimits
 from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext
@@ -19,10 +20,10 @@ from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
 from app.telemetry.timing import CACHE, Timing
 from tests.fakes.triton import infer_response
-from tests.support import LIMITS, METRICS, SCENE
+from tests.support import LIMITS, SCENE, TABLE
 from tests.world import OPTIONS, World, open_world
 
-SECRET = b"s" * 64
+SECRET, INSTRUMENTS = b"s" * 64, Instruments(TABLE)
 OBJECTS = np.array([[2, 3, 20, 25, 0.9, 0], [10, 4, 30, 20, 0.4, 1]], np.float32)
 
 
@@ -32,12 +33,12 @@ class Caching:
         self.networks = {"1": b"a network"}
         """Fingerprints by version."""
         self.fingerprints = Fingerprints(lambda _, version: self.networks.get(version, b""))
-        self.store: Store = MemoryStore(open_file(1 << 20), 60, METRICS)
+        self.store: Store = MemoryStore(open_file(1 << 20), 60, INSTRUMENTS)
         self.cache = self.open()
 
     def open(self, limits: PixelLimits = LIMITS.pixels, *, is_shared: bool = False) -> ResultCache:
-        cache = ResultCache(self.store, self.fingerprints, SECRET, limits, METRICS, is_shared=is_shared)
-        self.world.pipeline.cache = self.cache = cache
+        cache = ResultCache(self.store, self.fingerprints, SECRET, limits, INSTRUMENTS, is_shared=is_shared)
+        self.world.pipeline.finder = self.cache = cache
         return cache
 
     async def spec(self) -> ModelSpec:

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.cache import entry, fingerprints, flight
-from app.cache.fingerprints import Fingerprints
-from app.cache.flight import Flights
 from app.errors import DeadlinePassed, GatewayFull, InferenceFailed, InvalidParameter
+from app.features.cache import entry, fingerprints, flight
+from app.features.cache.fingerprints import Fingerprints
+from app.features.cache.flight import Flights
+from app.features.cache.networks import CLEARED
 from app.imaging.transform import ImageTransform
 from app.pipeline.call import Decoded
 from app.resilience.deadline import Deadline
 from app.triton import loading
-from app.triton.repository import CLEARED, DESCRIPTION, LOCK
+from app.triton.repository import DESCRIPTION, LOCK
 from app.zoo import description
 from tests.api.conftest import client_for, write_keys
 from tests.api.test_tasks import triton_for
@@ -259,7 +260,7 @@ async def open_gateway(fake: FakeTriton | None = None, **settings: object) -> As
         fake = FakeTriton()
         fake.answer = infer_response(output0=OBJECTS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.zoo.fingerprint.read", lambda *_: b"network")
+        patch.setattr("app.features.cache.networks.read", lambda *_: b"network")
         async with client_for(fake, cache="memory", **settings) as client:
             yield fake, client
 

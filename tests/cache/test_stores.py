@@ -15,16 +15,17 @@ import pytest
 from redis.asyncio import Redis
 from structlog.testing import CapturedCall
 
-from app.cache import redis_store
-from app.cache.memory import MemoryStore, create, open_file, read_secret_of
-from app.cache.redis_store import RedisStore
+from app.features.cache import redis_store
+from app.features.cache.instruments import Instruments
+from app.features.cache.memory import MemoryStore, create, open_file, read_secret_of
+from app.features.cache.redis_store import RedisStore
 from app.resilience.worker_table import WorkerTable
-from app.telemetry.metrics import Metrics
 from tests.nginx import write_certificate
 from tests.redis_server import RedisServer, redis_server
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import METRICS, ROOT, OpenTable, captured_log, free_port
+from tests.support import ROOT, TABLE, OpenTable, captured_log, free_port
 
+INSTRUMENTS = Instruments(TABLE)
 VARIABLE = "NEREID_INTERNAL_CACHE_FD"
 
 OpenStore = Callable[..., MemoryStore]
@@ -32,12 +33,12 @@ OpenStore = Callable[..., MemoryStore]
 WRITER = """
 import asyncio, random, sys
 from hashlib import sha256
-from app.cache.memory import MemoryStore, open_file
+from app.features.cache.instruments import Instruments
+from app.features.cache.memory import MemoryStore, open_file
 from app.resilience.worker_table import WorkerTable
-from app.telemetry.metrics import Metrics
 
 async def write():
-    store, draw = MemoryStore(open_file(0), 60, Metrics(WorkerTable(), "0")), random.Random(int(sys.argv[1]))
+    store, draw = MemoryStore(open_file(0), 60, Instruments(WorkerTable())), random.Random(int(sys.argv[1]))
     for number in range(int(sys.argv[2])):
         value = draw.randbytes(draw.randrange(3000))
         await store.put(sha256(value).digest(), value)
@@ -56,7 +57,7 @@ def open_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenStore]:
     descriptor = create(1 << 16)
     opened: list[MemoryStore] = []
 
-    def open_one(seconds: float = 60, metrics: Metrics = METRICS) -> MemoryStore:
+    def open_one(seconds: float = 60, metrics: Instruments = INSTRUMENTS) -> MemoryStore:
         opened.append(MemoryStore(open_file(0), seconds, metrics))
         return opened[-1]
 
@@ -96,9 +97,9 @@ def test_workers_find_what_others_have_put(open_store: OpenStore) -> None:
 
 
 def test_the_oldest_values_leave(open_store: OpenStore, open_table: OpenTable) -> None:
-    metrics = Metrics(open_table(), "0")
+    metrics = Instruments(open_table())
     found = run(open_store(metrics=metrics), *range(500))
-    evictions = next(sample.value for sample in metrics.cache_evictions.collect({"api_cache_evictions": [()]}).samples)
+    evictions = next(sample.value for sample in metrics.evictions.collect({"api_cache_evictions": [()]}).samples)
 
     assert 0 < found.count(True) < 200
     assert all(found[-20:])
@@ -162,8 +163,8 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def metrics(table: WorkerTable) -> Metrics:
-    return Metrics(table, "0")
+def metrics(table: WorkerTable) -> Instruments:
+    return Instruments(table)
 
 
 @pytest.fixture(autouse=True)
@@ -178,19 +179,19 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
 
 
 @asynccontextmanager
-async def opened(url: str, metrics: Metrics) -> AsyncIterator[RedisStore]:
+async def opened(url: str, metrics: Instruments) -> AsyncIterator[RedisStore]:
     store = RedisStore(url, 60, metrics)
     yield store
     await store.close()
 
 
-def counted(metrics: Metrics) -> tuple[int, int]:
-    families = {family.name: family.samples for family in metrics.collect()}
-    failures, circuits = (families[f"api_cache_{name}"][0].value for name in ("store_failures", "circuit_open"))
+def counted(metrics: Instruments) -> tuple[int, int]:
+    counters = metrics.store_failures, metrics.circuit_open
+    failures, circuits = (each.collect({each.name: [()]}).samples[0].value for each in counters)
     return int(failures), int(circuits)
 
 
-async def test_user_needs_four_commands(server: RedisServer, metrics: Metrics, log: list[CapturedCall]) -> None:
+async def test_user_needs_four_commands(server: RedisServer, metrics: Instruments, log: list[CapturedCall]) -> None:
     rule = "user gateway on >secret ~nereid:* resetchannels -@all +getrange +set +scan +unlink"
     async with Redis.from_url(server.url) as redis:
         await redis.execute_command("ACL", "SETUSER", *rule.split()[1:])  # type: ignore[no-untyped-call]
@@ -208,7 +209,7 @@ async def test_user_needs_four_commands(server: RedisServer, metrics: Metrics, l
     assert "not-secret" not in str(log)
 
 
-async def test_tls_needs_a_trusted_certificate(tmp_path: Path, metrics: Metrics) -> None:
+async def test_tls_needs_a_trusted_certificate(tmp_path: Path, metrics: Instruments) -> None:
     write_certificate(tmp_path, "localhost")
     port, files = free_port(), {"cert": "tls.crt", "key": "tls.key", "ca-cert": "ca.crt"}
     options = " ".join(f"--tls-{kind}-file {tmp_path}/{name}" for kind, name in files.items())
@@ -223,7 +224,7 @@ async def test_tls_needs_a_trusted_certificate(tmp_path: Path, metrics: Metrics)
 
 
 async def test_the_circuit_opens_and_closes(
-    server: RedisServer, metrics: Metrics, log: list[CapturedCall], monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, metrics: Instruments, log: list[CapturedCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_store, "monotonic", lambda: 0.0)
     async with opened(server.url, metrics) as store:
@@ -248,7 +249,7 @@ async def test_the_circuit_opens_and_closes(
 
 @pytest.mark.parametrize("is_late", [True, False])
 async def test_answer_that_comes_too_late_or_to_a_caller_who_left_is_nobody_elses(
-    server: RedisServer, metrics: Metrics, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+    server: RedisServer, metrics: Instruments, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
 ) -> None:
     async with opened(server.url, metrics) as store:
         await store.put(KEY, VALUE)
@@ -270,7 +271,7 @@ async def test_answer_that_comes_too_late_or_to_a_caller_who_left_is_nobody_else
     "answer",
     [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"-\xff\r\n", b"$x\r\n", b"$9999999999\r\nx", b":1\r\n", b"*1\r\n*1\r\n"],
 )
-async def test_garbage_is_a_miss(answer: bytes, tmp_path: Path, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_garbage_is_a_miss(answer: bytes, tmp_path: Path, metrics: Instruments, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_store, "_SECONDS", 0.02)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

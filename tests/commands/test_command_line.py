@@ -14,15 +14,14 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from app import healthcheck
+from app import feature, healthcheck
 from app.__main__ import main
 from app.api.caller import keys
 from app.embedded import detect
+from app.features.cache.networks import CLEARED
 from app.host.program import CommandError
 from app.server import Server
-from app.settings import environment
 from app.settings.schema import PREFIX, Settings
-from app.triton.repository import CLEARED
 from tests.commands.conftest import one_line
 from tests.fakes import http
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
@@ -36,13 +35,13 @@ UNREADABLE = Mock(side_effect=PermissionError(13, "Permission denied", "models")
 
 
 def test_flags_precede_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    doctor, expected = Mock(return_value=3), Settings(model="typed", triton_endpoints="gpu:8001", triton_ports=5001)
+    doctor, expected = Mock(return_value=3), feature.settings_kind()(model="typed", triton_endpoints="gpu:8001", triton_ports=5001)
     monkeypatch.setattr("app.doctor.report.run", doctor)
     monkeypatch.setenv("NEREID_MODEL", "variable")
     monkeypatch.setenv("NEREID_TRITON_PORTS", "5001")
     assert main(["doctor", "--model", "typed", "--triton", "gpu:8001", "--json"]) == 3
     doctor.assert_called_once_with(expected, as_json=True, is_strict=False)
-    assert environment.load() == expected
+    assert feature.read_settings() == expected
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from app import feature
 from app.api.application import table_of
 from app.api.dialects import deepstack_names
 from app.api.dialects.dialect import load as load_dialects
 from app.api.routes import Target
 from app.api.search import routes as search
-from app.settings import rules
 from app.settings.schema import DIALECTS, PREFIX, Settings
 from tests.support import ROOT
 
@@ -49,8 +49,8 @@ def nbytes(quantity: str) -> int:
 def settings_of(environment: Mapping[str, str]) -> Settings:
     """Make the settings of an environment; each must be one that the application knows, and all must fit each other."""
     values = {name.removeprefix(PREFIX).lower(): defaults(value) for name, value in environment.items() if name.startswith(PREFIX)}
-    settings = msgspec.convert(values, Settings, strict=False)
-    rules.check(settings)
+    settings = msgspec.convert(values, feature.settings_kind(), strict=False)
+    feature.check(settings)
     return settings
 
 

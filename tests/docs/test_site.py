@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, expect
 
+from app import feature
 from app.resilience.worker_table import WorkerTable
-from app.settings.schema import PREFIX, Settings
+from app.settings.schema import PREFIX
 from app.telemetry.metrics import Metrics
 from tests.browser import opened, running_browser
 from tests.processes import require_program
@@ -64,8 +65,8 @@ def ids_of(page: Path) -> set[str]:
 
 def test_the_reference_is_complete(site: Path, table: WorkerTable) -> None:
     reference = site / "reference"
-    settings = {(PREFIX + name).lower().replace("_", "-") for name in Settings.__struct_fields__}
-    metrics = {family.name.replace("_", "-") for family in Metrics(table, "").collect()}
+    settings = {(PREFIX + name).lower().replace("_", "-") for name in feature.settings_kind().__struct_fields__}
+    metrics = {family.name.replace("_", "-") for family in Metrics(table, "", feature.instruments(table)).collect()}
 
     assert settings <= ids_of(reference / "settings.html")
     assert metrics <= {name.removesuffix("-total") for name in ids_of(reference / "metrics.html")}

@@ -13,7 +13,7 @@ from markdown_it.token import Token
 from mdit_py_plugins.anchors import anchors_plugin
 from prometheus_client.core import CounterMetricFamily
 
-from app import errors
+from app import errors, feature
 from app.errors import GatewayError
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
@@ -103,7 +103,7 @@ def test_each_code_of_nginx_is_explained() -> None:
 
 
 def test_the_runbook_names_metrics_that_exist(table: WorkerTable) -> None:
-    families = list(Metrics(table, "1.2.3").collect())
+    families = list(Metrics(table, "1.2.3", feature.instruments(table)).collect())
     names = {family.name + ("_total" if isinstance(family, CounterMetricFamily) else "") for family in families}
     text = (DOCS / "how-to" / "runbook.md").read_text(encoding="utf-8")
 

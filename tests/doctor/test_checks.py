@@ -18,6 +18,7 @@ from app import healthcheck
 from app.api.caller import keys
 from app.doctor import batching, consistency, database, gateway, limits, machine
 from app.doctor.finding import Finding, Severity
+from app.feature import settings_kind
 from app.host import cores, memory
 from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES
 from app.settings.schema import Settings
@@ -66,7 +67,7 @@ def test_settings_and_their_files(  # noqa: PLR0913, PLR0917 - a table
     given: dict[str, Any] = {
         name: value.replace("{}", str(tmp_path)) if isinstance(value, str) else value for name, value in settings.items()
     }
-    found = {finding.code: finding for finding in consistency.check(Settings(**given))}
+    found = {finding.code: finding for finding in consistency.check(settings_kind()(**given))}
     assert_finding(found[code], severity, *(text.replace("{}", str(tmp_path)) for text in says))
 
 

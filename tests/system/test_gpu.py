@@ -111,7 +111,7 @@ def test_models_run_on_the_gpu_in_fp16_or_else_on_the_cpu_for_a_reason(tmp_path:
 def test_download_for_a_gpu_needs_a_yes_on_the_terminal(tmp_path: Path, answer: str, chosen: str) -> None:
     environment = {**os.environ, **machine(tmp_path, _WITH_DRIVER), "NEREID_GPU": "auto"}
     (tmp_path / "home" / GPU_FOLDER / "complete").unlink()
-    asking = "from app.embedded.gpu import choose; from app.settings.environment import load; print(choose(load()).gpu)"
+    asking = "from app.embedded.gpu import choose; from app.feature import read_settings; print(choose(read_settings()).gpu)"
     outer, inner = pty.openpty()
     os.write(outer, answer.encode())
     command = ["setsid", "--ctty", "--wait", sys.executable, "-c", asking]

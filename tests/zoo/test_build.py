@@ -13,9 +13,11 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from app.detection.nms import Candidates
+from app.features.cache import networks
+from app.features.cache.networks import CLEARED
 from app.triton.config_file import read_config_file
-from app.triton.repository import CLEARED, DESCRIPTION, identify
-from app.zoo import check, description, fingerprint, registry
+from app.triton.repository import DESCRIPTION, identify
+from app.zoo import check, description, registry
 from app.zoo.add import Request, add, spec_of
 from app.zoo.build import agreement, build, extract, strip_floor
 from app.zoo.configs import HALF
@@ -162,7 +164,7 @@ class Doors:
         self.loaded = identify(self.folder)
 
     def read(self, version: str = "1", name: str = "doors") -> bytes:
-        return fingerprint.read(self.path, lambda _, identity: identity == self.loaded, name, version)
+        return networks.read(self.path, lambda _, identity: identity == self.loaded, name, version)
 
 
 @pytest.fixture

@@ -130,7 +130,7 @@ async def _receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         content = parse(image, "", kind)
     # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
-    uses_cache = pipeline.cache is not None and getattr(wanted, "use_cache", True)
+    uses_cache = pipeline.finder is not None and getattr(wanted, "use_cache", True)
     uses_cache = uses_cache and not any(b"no-store" in text.lower() for name, text in scope["headers"] if name == b"cache-control")
     further: dict[str, Any] = {"trace": trace, "allows_truncated": wanted.truncated == "allow", "uses_cache": uses_cache}
     if context.stream:  # without keys, many addresses are one caller

@@ -2,8 +2,9 @@
 
 import msgspec
 
-from app.settings.schema import PREFIX, Settings
-from app.settings.table import read_docstrings
+from app import feature
+from app.settings import table
+from app.settings.schema import PREFIX
 from generated.markdown import define, type_of
 
 _SECTIONS = {
@@ -20,11 +21,12 @@ _SECTIONS = {
 
 def render() -> str:
     """Describe all settings, in the order of their definition."""
-    described = msgspec.json.schema_components([Settings])[1]["Settings"]["properties"]
+    described = msgspec.json.schema_components([feature.settings_kind()])[1]["Settings"]["properties"]
     if unknown := _SECTIONS.keys() - described.keys():
         raise ValueError(f"there are no settings {unknown}")
-    parts, meanings = [], read_docstrings()
-    for field, schema in described.items():
+    parts = []
+    for field, meaning in ((info.name, meaning) for info, meaning in table.describe(feature.kinds())):
+        schema = described[field]
         if field in _SECTIONS:
             parts.append(f"## {_SECTIONS[field]}\n")
         kind = type_of({"anyOf": [each for each in schema["anyOf"] if each["type"] != "null"]} if "anyOf" in schema else schema)
@@ -32,5 +34,5 @@ def render() -> str:
         written = str(default).lower() if isinstance(default, bool) else str(default)
         remark = kind if default in {"", None} else f"{kind}; default `{written}`"
         name = PREFIX + field.upper()
-        parts.append(define(name, remark, meanings[field], anchor=name.lower().replace("_", "-")))
+        parts.append(define(name, remark, meaning, anchor=name.lower().replace("_", "-")))
     return "\n".join(parts)

@@ -8,7 +8,7 @@ import structlog
 from redis.asyncio import ConnectionPool, Redis, SSLConnection
 from redis.exceptions import RedisError
 
-from app.telemetry.metrics import Metrics
+from app.features.cache.instruments import Instruments
 
 PREFIX = b"nereid:cache:2:"
 """Start of all keys. The number is that of the format of keys and values."""
@@ -28,7 +28,7 @@ LOG = structlog.get_logger()
 class RedisStore:
     """A store in Redis, with a circuit of its own: after five failures in a row, few operations try it."""
 
-    def __init__(self, url: str, seconds: int, metrics: Metrics) -> None:
+    def __init__(self, url: str, seconds: int, metrics: Instruments) -> None:
         """Connect at the first operation; values live for `seconds`. Raises as `open_pool`."""
         self._client: Redis = Redis.from_pool(open_pool(url))
         self._seconds = seconds
@@ -72,12 +72,12 @@ class RedisStore:
             async with asyncio.timeout(_SECONDS), self._connections:
                 answer: Any = await self._client.execute_command(*command)  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001 - a server that is not a Redis makes the parser raise anything
-            self._metrics.cache_store_failures.add(1)
+            self._metrics.store_failures.add(1)
             if started_at >= self._failed_at:
                 self._note_failure(error)
             return None
         if self._failures >= _MAX_FAILURES:
-            self._metrics.cache_circuit_open.set(0)
+            self._metrics.circuit_open.set(0)
             LOG.warning("the cache uses Redis again")
         self._failures, self._pause = 0, _FIRST_PAUSE_SECONDS
         return answer
@@ -88,7 +88,7 @@ class RedisStore:
         self._failures += 1
         if self._failures == _MAX_FAILURES:
             self._next_try = self._failed_at + self._pause
-            self._metrics.cache_circuit_open.set(1)
+            self._metrics.circuit_open.set(1)
             LOG.warning("the cache does without Redis", error=str(error) or "it does not answer in time")
 
 

@@ -16,8 +16,8 @@ from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
 
+from app.features.cache.instruments import Instruments
 from app.resilience import last_valid, memory_file
-from app.telemetry.metrics import Metrics
 
 _SECRET_BYTES, _MIN_SECRET_BYTES = 64, 32
 _VARIABLE = "NEREID_INTERNAL_CACHE_FD"
@@ -67,7 +67,7 @@ def _read_secret(path: str) -> bytes:
 class MemoryStore:
     """A store in the memory file. The oldest values leave first."""
 
-    def __init__(self, descriptor: int, seconds: float, metrics: Metrics) -> None:
+    def __init__(self, descriptor: int, seconds: float, metrics: Instruments) -> None:
         """Use a memory file with room, whose values last so many seconds. The store closes it."""
         self._descriptor, self._seconds, self._metrics = descriptor, seconds, metrics
         self._memory = mmap.mmap(descriptor, 0)
@@ -94,7 +94,7 @@ class MemoryStore:
         try:
             cells, (tag, slots) = self._cells, self._find_set(key)
             slot = min(slots, key=lambda slot: (cells[slot] != tag, self._lasts(slot) and self._is_there(slot), cells[slot + 1]))
-            self._metrics.cache_evictions.add(self._lasts(slot) and cells[slot] != tag)
+            self._metrics.evictions.add(self._lasts(slot) and cells[slot] != tag)
             position = cells[_HEAD] % _MAX_POSITION
             if len(value) > (rest := self._size - position % self._size):
                 position += rest  # a value is in one piece
@@ -104,7 +104,7 @@ class MemoryStore:
             self._memory[begin : begin + len(value)] = value
             cells[slot], cells[slot + 1], cells[slot + 3] = tag, position, int((monotonic() + self._seconds) * 1e3)
             cells[slot + 2] = len(value)
-            self._metrics.cache_bytes.set(min(cells[_HEAD], self._size))
+            self._metrics.bytes.set(min(cells[_HEAD], self._size))
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 

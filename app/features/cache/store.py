@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Store(Protocol):
-    """Values by key. It forgets what it likes, and a caller checks what it gets (`app.cache.entry`)."""
+    """Values by key. It forgets what it likes, and a caller checks what it gets (`app.features.cache.entry`)."""
 
     async def get(self, key: bytes) -> bytes | None:
         """Return the value that was put under `key` (32 bytes), or None. It never raises, but may return garbage."""

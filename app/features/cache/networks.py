@@ -7,8 +7,11 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 
 from app.host.program import CommandError
-from app.triton.repository import CLEARED, files_of, identify, last_change
+from app.triton.repository import files_of, identify, last_change
 from app.zoo import configs, description
+
+CLEARED = ".cache-cleared"
+"""File in the model repository whose time is that of the last `nereid cache clear`."""
 
 
 def read(repository: Path, is_loaded: Callable[[str, str], bool], name: str, version: str) -> bytes:

@@ -7,14 +7,13 @@ from hashlib import blake2b
 
 from blake3 import blake3
 
-from app.cache import entry
-from app.cache.fingerprints import Fingerprints
-from app.cache.flight import Flights
-from app.cache.store import Store
-from app.model.heads import SegmentationHead, TextDetectionHead, TextRecognitionHead
+from app.features.cache import entry
+from app.features.cache.fingerprints import Fingerprints
+from app.features.cache.flight import Flights
+from app.features.cache.instruments import Instruments
+from app.features.cache.store import Store
 from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext, Decoded
-from app.telemetry.metrics import Metrics
 from app.telemetry.timing import CACHE
 
 # Hashing a larger file may take a millisecond or more.
@@ -23,15 +22,12 @@ _LARGE_BYTES = 1 << 20
 _MAX_STORING = 64
 _digest = lru_cache(256)(lambda *facts: blake2b(repr(facts).encode()).digest())
 
-# Large, or only asked about parts of images.
-_UNCACHED = (SegmentationHead, TextDetectionHead, TextRecognitionHead)
-
 
 class ResultCache:
     """All that models have found in images, above their floor and before a request chooses: its parameters apply to a hit, too."""
 
     def __init__(  # noqa: PLR0913 - what a result depends on
-        self, store: Store, fingerprints: Fingerprints, secret: bytes, common: object, metrics: Metrics, *, is_shared: bool
+        self, store: Store, fingerprints: Fingerprints, secret: bytes, common: object, metrics: Instruments, *, is_shared: bool
     ) -> None:
         """Cache results in a store, which the cache closes.
 
@@ -46,22 +42,22 @@ class ResultCache:
 
     def takes(self, spec: ModelSpec, call: CallContext) -> bool:
         """Return whether results of this model may be cached: not masks, and only of a known network."""
-        return call.uses_cache and not isinstance(spec.head, _UNCACHED) and self.fingerprints.get(spec) != b""
+        return call.uses_cache and spec.head.is_repeatable and self.fingerprints.get(spec) != b""
 
-    async def get(self, data: bytes, spec: ModelSpec, call: CallContext, find: Callable[[], Awaitable[Decoded]]) -> Decoded:
-        """Return what a model finds in an encoded image, as `hooks.Cache` says."""
+    async def find(self, data: bytes, spec: ModelSpec, call: CallContext, infer: Callable[[], Awaitable[Decoded]]) -> Decoded:
+        """Return what a model finds in an encoded image, as `hooks.Finder` says."""
         fingerprint = self.fingerprints.get(spec)
         call.timing.begin(CACHE)
         key = await self._key(data, spec, fingerprint, call)
         value = await self._store.get(key)
         if value is not None and (cached := entry.load(value, key, spec, self._secret)) is not None:
             self._note(call, "hit")
-            self._metrics.cache_saved.observe(cached[1])
+            self._metrics.saved.observe(cached[1])
             return cached[0]
 
         async def find_first() -> Decoded:
             self._note(call, "miss")
-            found = await find()
+            found = await infer()
             # A model that was replaced meanwhile may have answered.
             if found.spec is spec and found.version == spec.version and len(self.storing) < _MAX_STORING:
                 seconds = call.timing.stages.get("infer", 0.0) / 1e3
@@ -88,7 +84,7 @@ class ResultCache:
 
     def _note(self, call: CallContext, result: str) -> None:
         call.timing.lap(CACHE, result)
-        self._metrics.cache_requests.add(1, result)
+        self._metrics.requests.add(1, result)
 
     async def _keep(self, key: bytes, value: bytes, spec: ModelSpec, fingerprint: bytes) -> None:
         if await self.fingerprints.confirm(spec, fingerprint):  # otherwise another network may have given the result
