@@ -64,7 +64,7 @@ def _open(file: Path, threads: int) -> onnxruntime.InferenceSession:
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.use_env_allocators", "1")
     if threads > 1:
-        # Threads that spin take the cores from other processes. With small blocks, one that waits for a core delays the others less.
+        # Threads that spin take the cores from other processes. With small blocks, one that waits for a core delays others less.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.dynamic_block_base", "4")
     return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
