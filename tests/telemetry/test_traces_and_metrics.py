@@ -1,5 +1,7 @@
 """Spans of requests, as a receiver of OpenTelemetry gets them, the stopwatch of a request, the headers of a trace; and metrics."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -7,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from app import feature
 from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
 from app.telemetry import tracing
 from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
@@ -15,7 +18,7 @@ from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext, parse
 from app.telemetry.tracing import Tracing
 from tests.fakes.otlp import Receiver, attributes_of, receiving_traces
-from tests.support import OpenTable
+from tests.support import ROOT, OpenTable
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -121,6 +124,17 @@ async def test_a_receiver_that_hangs_or_refuses_harms_nobody(
     receiver.requests.clear()
     await trace()
     assert receiver.requests == []
+
+
+def test_what_is_off_is_not_imported() -> None:
+    """It costs time and memory and need not be installed. Litestar checks whether OpenTelemetry is."""
+    program = "import sys; from app.main import create_app; create_app(); print(*sys.modules)"
+    output = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    modules = set(output.split())
+    assert not {"opentelemetry.sdk", "requests"} & modules
+    assert {name for name in modules if name.startswith("app.features.") and name.count(".") > 2} == {
+        f"app.features.{name}.settings" for name in feature.NAMES
+    }
 
 
 def test_stages_are_the_times_between_laps_of_which_the_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
