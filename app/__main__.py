@@ -333,8 +333,8 @@ def _compare(settings: Settings, options: argparse.Namespace) -> None:
     print(report(settings.local_url, settings.sockets, options.name, options.key_file))
 
 
-def _run_of_feature(owner: str, name: str, settings: Settings, options: argparse.Namespace) -> None:
-    feature.load(owner).commands[name](settings, options)
+def _run_of_feature(owner: str, name: str, settings: Settings, options: argparse.Namespace) -> int | None:
+    return feature.load(owner).commands[name](settings, options)
 
 
 def _database(settings: Settings, options: argparse.Namespace) -> None:

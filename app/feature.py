@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from app.settings import environment, rules
+from app.settings import environment
 from app.settings.schema import Settings
 
 if TYPE_CHECKING:  # processes without workers need no gRPC
@@ -33,16 +33,19 @@ class Command(NamedTuple):
 
 
 class Declaration(NamedTuple):
-    """What is known of each feature: `DECLARATION` of its module `settings`, which imports nothing else of the feature."""
+    """What is known of each feature: `DECLARATION` of its module `settings`, which imports nothing else of the feature.
+
+    Each worker also imports the module `instruments`, whose class `Instruments` makes the metrics of the feature from the table.
+    """
 
     settings: type[msgspec.Struct]
     before: str
     """The setting before which its settings are listed."""
-    is_on: Callable[[Settings], bool]
+    is_used: Callable[[Settings], bool]
     """Whether the feature is on, or has a file to check."""
     commands: Sequence[Command] = ()
     words: Sequence[str] = ()
-    """What names the feature, besides its folder and its settings: patterns."""
+    """What names the feature, besides its folder and its settings: patterns. Parameters of requests do not count."""
     named_in: Sequence[str] = ()
     """The modules outside its folder that these words are in, at most four."""
 
@@ -58,15 +61,15 @@ class Feature(NamedTuple):
     """Raises SettingsError if its settings do not fit the others."""
     extras: Mapping[str, Sequence[str]]
     """The modules that it imports, by the extra of pyproject.toml that installs them."""
-    needs: Callable[[Settings], str]
-    """Returns the extra that these settings need, or an empty text."""
+    needs: Callable[[Settings], tuple[str, str]]
+    """Returns the extra that these settings need, or an empty text, and the name of the setting that needs it."""
     files: Sequence[File]
     share: Callable[[Settings], list[int]]
     """Opens what the parent of all workers leaves to them; returns the descriptors."""
     open: Callable[[Settings, "Pipeline", "Metrics", AsyncExitStack], list[Coroutine[Any, Any, None]]]
     """Adds the feature to a worker, and to the stack what closes it; returns what runs as long as the worker."""
-    commands: Mapping[str, Callable[..., None]]
-    """Each gets the settings and the parsed arguments."""
+    commands: Mapping[str, Callable[..., int | None]]
+    """Each gets the settings and the parsed arguments, and may return an exit code."""
 
 
 @cache
@@ -83,7 +86,7 @@ def load(name: str) -> Feature:
 
 def used(settings: Settings) -> Iterator[tuple[str, Feature]]:
     """Iterate over the features that are on, with their names."""
-    return ((name, load(name)) for name, each in declarations().items() if each.is_on(settings))
+    return ((name, load(name)) for name, each in declarations().items() if each.is_used(settings))
 
 
 def instruments(table: "WorkerTable") -> list[object]:
@@ -104,11 +107,9 @@ def kinds() -> list[tuple[type[msgspec.Struct], str]]:
 @cache
 def settings_kind() -> type[Settings]:
     """Return the kind of all settings, with those of features."""
-    fields = [
-        (each.name, kind.__annotations__[each.name], each.default) for kind, _ in kinds() for each in msgspec.structs.fields(kind)
-    ]
-    kind: Any = msgspec.defstruct("Settings", fields, bases=(Settings,), frozen=True, forbid_unknown_fields=True, kw_only=True)
-    return kind  # type: ignore[no-any-return]
+    fields = [(each.name, each.type, each.default) for kind, _ in kinds() for each in msgspec.structs.fields(kind)]
+    options: Any = {"bases": (Settings,), "frozen": True, "forbid_unknown_fields": True, "kw_only": True}
+    return msgspec.defstruct("Settings", fields, **options)
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -118,6 +119,8 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
 
 def check(settings: Settings) -> None:
     """Raise SettingsError, which names the setting, if one breaks a rule."""
+    from app.settings import rules  # noqa: PLC0415 - a healthcheck, which containers run every few seconds, needs none
+
     rules.check(settings)
     for _, each in used(settings):
         each.check(settings)

@@ -86,10 +86,10 @@ def check_search_folders(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_extras(settings: Settings) -> Iterator[Finding]:
-    for setting, extra, modules in (
-        *((name, each.needs(settings), each.extras) for name, each in feature.used(settings)),
-        ("search", "search" if settings.search != "off" else "", extras.MODULES),
-        ("tracing", "otel" if settings.tracing else "", extras.MODULES),
+    for extra, setting, modules in (
+        *((*each.needs(settings), each.extras) for _, each in feature.used(settings)),
+        ("search" if settings.search != "off" else "", "search", extras.MODULES),
+        ("otel" if settings.tracing else "", "tracing", extras.MODULES),
     ):
         if extra and (lacking := extras.lack(extra, PREFIX + setting.upper(), modules)):
             yield failure(setting, lacking, extras.command(extra))

@@ -59,8 +59,8 @@ class DetectionHead(msgspec.Struct, frozen=True, kw_only=True):
     task: ClassVar[Task] = "detection"
     noun: ClassVar[str] = "detector"
     route: ClassVar[str] = "/detect"
-    is_repeatable: ClassVar[bool] = True
-    """Whether what it finds may answer the same image again: neither large, nor only asked about parts of images."""
+    may_be_cached: ClassVar[bool] = True
+    """Whether a result is worth keeping: small, and about a whole image."""
     output_format: OutputFormat
     has_normalized_boxes: bool
     iou: float
@@ -99,7 +99,7 @@ class SegmentationHead(DetectionHead, frozen=True, kw_only=True):
     task: ClassVar[Task] = "segmentation"
     noun: ClassVar[str] = "segmentation model"
     route: ClassVar[str] = "/segment"
-    is_repeatable: ClassVar[bool] = False
+    may_be_cached: ClassVar[bool] = False
 
 
 class PoseHead(DetectionHead, frozen=True, kw_only=True):
@@ -125,7 +125,7 @@ class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
     task: ClassVar[Task] = "classification"
     noun: ClassVar[str] = "classifier"
     route: ClassVar[str] = "/classify"
-    is_repeatable: ClassVar[bool] = True
+    may_be_cached: ClassVar[bool] = True
     features: ClassVar[int] = 0
     input_defaults: ClassVar[InputDefaults] = InputDefaults("center_crop")
     classes: int
@@ -144,7 +144,7 @@ class TextDetectionHead(msgspec.Struct, frozen=True):
     task: ClassVar[Task] = "text_detection"
     noun: ClassVar[str] = "text detector"
     route: ClassVar[str] = "/ocr/predict"
-    is_repeatable: ClassVar[bool] = False
+    may_be_cached: ClassVar[bool] = False
     features: ClassVar[int] = 0
     input_defaults: ClassVar[InputDefaults] = InputDefaults("text")
     description: ClassVar[str] = "map of text"
@@ -159,7 +159,7 @@ class TextRecognitionHead(msgspec.Struct, frozen=True):
     task: ClassVar[Task] = "text_recognition"
     noun: ClassVar[str] = "model that reads lines"
     route: ClassVar[str] = "/ocr/predict"
-    is_repeatable: ClassVar[bool] = False
+    may_be_cached: ClassVar[bool] = False
     features: ClassVar[int] = 0
     input_defaults: ClassVar[InputDefaults] = InputDefaults("line")
     description: ClassVar[str] = "a class and a score for each step of a line"
@@ -171,7 +171,7 @@ class EmbeddingHead(msgspec.Struct, frozen=True):
     task: ClassVar[Task] = "embedding"
     noun: ClassVar[str] = "model of vectors"
     route: ClassVar[str] = "/embed/image"
-    is_repeatable: ClassVar[bool] = True
+    may_be_cached: ClassVar[bool] = True
     features: ClassVar[int] = 0
     input_defaults: ClassVar[InputDefaults] = InputDefaults("stretch")
     dimensions: int

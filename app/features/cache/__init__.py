@@ -1,1 +1,1 @@
-"""Results of models for images that were sent before, and identical questions under way. Knows neither HTTP nor gRPC."""
+"""Results of models for images that were sent before, and identical questions under way. `opening` alone knows the Tritons."""

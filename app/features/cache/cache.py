@@ -41,8 +41,8 @@ class ResultCache:
         self.storing: set[asyncio.Task[None]] = set()
 
     def takes(self, spec: ModelSpec, call: CallContext) -> bool:
-        """Return whether results of this model may be cached: not masks, and only of a known network."""
-        return call.uses_cache and spec.head.is_repeatable and self.fingerprints.get(spec) != b""
+        """Return whether results of this model may be cached: small ones that are whole, of a known network."""
+        return call.uses_cache and spec.head.may_be_cached and self.fingerprints.get(spec) != b""
 
     async def find(self, data: bytes, spec: ModelSpec, call: CallContext, infer: Callable[[], Awaitable[Decoded]]) -> Decoded:
         """Return what a model finds in an encoded image, as `hooks.Finder` says."""

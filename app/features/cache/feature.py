@@ -30,9 +30,9 @@ def _check(settings: Settings) -> None:
         )
 
 
-def _needs(settings: Settings) -> str:
+def _needs(settings: Settings) -> tuple[str, str]:
     cache = settings.of(CacheSettings).cache
-    return "cache" if cache == "memory" else cache and "redis"
+    return "cache" if cache == "memory" else cache and "redis", "cache"
 
 
 def _open_redis(cache: str) -> None:

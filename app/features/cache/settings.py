@@ -33,7 +33,7 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.cache_mb << 20 if self.cache == "memory" else 0
 
 
-def _is_on(settings: Settings) -> bool:
+def _is_used(settings: Settings) -> bool:
     chosen = settings.of(CacheSettings)
     return bool(chosen.cache or chosen.cache_key_file)  # a file that cannot be read is reported anyway
 
@@ -42,7 +42,7 @@ _ACTION = "action", {"choices": ["clear"], "help": "what to do"}
 DECLARATION = Declaration(
     CacheSettings,
     "dialects",
-    _is_on,
+    _is_used,
     [Command("cache", "let all cached results be forgotten: nereid cache clear", "database", [_ACTION])],
     ["api_cache_", "cache_key", r"\bCACHE\b", "(?i:x-cache)", "cache-cleared"],
     ["api/admission/cors.py", "api/admission/middleware.py", "resilience/last_valid.py", "telemetry/timing.py"],

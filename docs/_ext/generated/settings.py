@@ -25,8 +25,8 @@ def render() -> str:
     if unknown := _SECTIONS.keys() - described.keys():
         raise ValueError(f"there are no settings {unknown}")
     parts = []
-    for field, meaning in ((info.name, meaning) for info, meaning in table.describe(feature.kinds())):
-        schema = described[field]
+    for info, meaning in table.describe(feature.kinds()):
+        field, schema = info.name, described[info.name]
         if field in _SECTIONS:
             parts.append(f"## {_SECTIONS[field]}\n")
         kind = type_of({"anyOf": [each for each in schema["anyOf"] if each["type"] != "null"]} if "anyOf" in schema else schema)
