@@ -108,8 +108,15 @@ def kinds() -> list[tuple[type[msgspec.Struct], str]]:
 def settings_kind() -> type[Settings]:
     """Return the kind of all settings, with those of features."""
     fields = [(each.name, each.type, each.default) for kind, _ in kinds() for each in msgspec.structs.fields(kind)]
-    options: Any = {"bases": (Settings,), "frozen": True, "forbid_unknown_fields": True, "kw_only": True}
-    return msgspec.defstruct("Settings", fields, **options)
+    options: Any = {"bases": (Settings,), "module": __name__, "frozen": True, "forbid_unknown_fields": True, "kw_only": True}
+    return msgspec.defstruct("AllSettings", fields, **options)  # type: ignore[return-value]  # of `bases`
+
+
+def __getattr__(name: str) -> type[Settings]:
+    # For pickle, which looks for the class of an object in its module.
+    if name != "AllSettings":
+        raise AttributeError(name)
+    return settings_kind()
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:

@@ -299,8 +299,9 @@ async def test_files_that_become_invalid_do_not_end_the_workers(fake: FakeTriton
         first = set(api.workers())
 
         async def are_replaced(count: int) -> bool:
-            assert await api.answers("/models", 200)  # the key is valid
-            return len(api.workers()) == 2 and len(set(api.workers()) - first) == count
+            status = await api.status("/models")
+            assert status in {200, None}  # the key is valid; on a busy machine, a worker may end before the next one answers
+            return status == 200 and len(api.workers()) == 2 and len(set(api.workers()) - first) == count
 
         api.workers()[0].kill()
         await until(partial(are_replaced, 1))

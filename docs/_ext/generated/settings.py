@@ -21,7 +21,7 @@ _SECTIONS = {
 
 def render() -> str:
     """Describe all settings, in the order of their definition."""
-    described = msgspec.json.schema_components([feature.settings_kind()])[1]["Settings"]["properties"]
+    described = msgspec.json.schema_components([feature.settings_kind()])[1]["AllSettings"]["properties"]
     if unknown := _SECTIONS.keys() - described.keys():
         raise ValueError(f"there are no settings {unknown}")
     parts = []
