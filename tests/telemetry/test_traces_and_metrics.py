@@ -126,7 +126,7 @@ async def test_a_receiver_that_hangs_or_refuses_harms_nobody(
     assert receiver.requests == []
 
 
-def test_what_is_off_is_not_imported() -> None:
+def test_tracing_and_features_that_are_off_are_not_imported() -> None:
     """It costs time and memory and need not be installed. Litestar checks whether OpenTelemetry is."""
     program = "import sys; from app.main import create_app; create_app(); print(*sys.modules)"
     output = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout
