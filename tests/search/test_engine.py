@@ -176,6 +176,11 @@ async def test_tenant_has_rows_of_its_own(engine: PostgresEngine) -> None:
             await connection.execute("INSERT INTO jobs (tenant, kind, options) VALUES ('south', 'reindex', '{}')")
 
 
+async def test_transaction_takes_more_locks_than_a_query_has_columns(engine: PostgresEngine) -> None:
+    async with engine.as_tenant("a", *((number,) for number in range(2000))) as connection:  # a person on many images is erased
+        assert await connection.fetchval("SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND objsubid = 1") > 2000
+
+
 async def test_index_is_made_anew(engine: PostgresEngine) -> None:
     for number in range(2):
         await engine.add("", make_image(number))

@@ -147,8 +147,8 @@ def becoming(tenant: str) -> str:
 def locking(*names: tuple[object, ...]) -> str:
     """Return how a transaction waits until no other one holds one of these names."""
     keys = {int.from_bytes(hashlib.blake2b(repr(name).encode(), digest_size=8).digest(), signed=True) for name in names}
-    # In one order, so that two do not wait for each other.
-    return f"SELECT {', '.join(f'pg_advisory_xact_lock({key})' for key in sorted(keys))};"
+    # In one order, so that two do not wait for each other; as rows, because PostgreSQL has at most 1,664 columns.
+    return f"SELECT pg_advisory_xact_lock(key) FROM unnest('{{{','.join(map(str, sorted(keys)))}}}'::bigint[]) key;"
 
 
 async def fetch_page(
