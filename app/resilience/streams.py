@@ -48,10 +48,11 @@ class StreamQueue(ModelQueue):
         frame = _Frame(caller, self._active.columns[caller.name], name, began)
         waiting = [other.key for other in self.frames if other.caller.name == caller.name]
         is_full = frame.key not in waiting and len(waiting) + len(self.frames) >= _MAX_WAITING
-        if is_full or (self.is_silent() and self._active.total >= self._max_active):
+        is_late = deadline.remaining <= 0  # it would take the place of an older one, and get none
+        if not is_late and (is_full or (self.is_silent() and self._active.total >= self._max_active)):
             raise self.full(caller)
         try:
-            if deadline.remaining > 0:  # otherwise it would take the place of an older one, and get none
+            if not is_late:
                 self._waits(frame)
                 self.frames.append(frame)
                 self._look()

@@ -81,14 +81,14 @@ def _clear(settings: Settings, _: object) -> None:
 
 
 FEATURE = Feature(
-    _check,
-    _EXTRAS,
-    _needs,
-    [
+    check=_check,
+    extras=_EXTRAS,
+    needs=_needs,
+    files=[
         ("cache", "cache", _open_redis, "the URL is that of redis-py, such as redis://localhost:6379/0"),
         ("cache_key", "cache_key_file", memory.read_secret_of, "head -c 32 /dev/urandom > FILE; chmod 600 FILE"),
     ],
-    _share,
-    _open,
-    {"cache": _clear},
+    share=_share,
+    open=_open,
+    commands={"cache": _clear},
 )

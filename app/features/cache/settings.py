@@ -40,10 +40,10 @@ def _is_used(settings: Settings) -> bool:
 
 _ACTION = "action", {"choices": ["clear"], "help": "what to do"}
 DECLARATION = Declaration(
-    CacheSettings,
-    "dialects",
-    _is_used,
-    [Command("cache", "let all cached results be forgotten: nereid cache clear", "database", [_ACTION])],
-    ["api_cache_", "cache_key", r"\bCACHE\b", "(?i:x-cache)", "cache-cleared"],
-    ["api/admission/cors.py", "api/admission/middleware.py", "resilience/last_valid.py", "telemetry/timing.py"],
+    settings=CacheSettings,
+    before="dialects",
+    is_used=_is_used,
+    commands=[Command("cache", "let all cached results be forgotten: nereid cache clear", "database", [_ACTION])],
+    words=["api_cache_", "cache_key", r"\bCACHE\b", "(?i:x-cache)", "cache-cleared"],
+    named_in=["api/admission/cors.py", "api/admission/middleware.py", "resilience/last_valid.py", "telemetry/timing.py"],
 )

@@ -123,7 +123,7 @@ class Database:
 
     @asynccontextmanager
     async def as_owner(self, begin: str = "", *, asks_once: bool = False) -> AsyncIterator[Connection]:
-        """Open a transaction that may do so, and begins so; one statement alone needs it only behind a pooler."""
+        """Open a transaction as `connected`, with statements at its start; for one query alone (`asks_once`), if it needs one."""
         async with self.connected() as connection:
             if not asks_once or self._begin != _BEGIN:
                 await connection.execute(self._begin + begin)

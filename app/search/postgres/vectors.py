@@ -323,7 +323,7 @@ async def _few(  # noqa: PLR0913, PLR0917 - the parts of a question
     # What the planner knows of filters does not get through row-level security: it would sort half a table.
     row = await connection.fetchrow(
         f"SELECT set_config('enable_sort', 'off', true), set_config('hnsw.ef_search', '{100 if where else 64}', true),"
-        f" {counts} WHERE $1::vector IS NOT NULL",
+        f" {counts} WHERE $1::vector IS NOT NULL",  # the filters count their values from $2
         *(vector.values, *values),
     )
     if row[2] is None:
